@@ -29,6 +29,9 @@ DISTRIBUTIONS = tuple(sorted(path.parent.name for path in ROOT.glob("packages/*/
 TEST_TOOLS = ("pytest", "hypothesis")
 # Linked without what they require, so that they stand in for no declaration.
 TEST_EXTRAS = {
+    "efficio-budget": (
+        "numpy",
+    ),  # its scalars are given as durations; deptry sees an import of it in the sources
     "efficio-data": ("torchvision",),  # the reference that augmentations are compared with
     "efficio-precision": ("numpy",),  # torch warns at import where there is none, and warnings are errors
 }

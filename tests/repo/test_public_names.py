@@ -67,10 +67,11 @@ def test_efficio_neither_renames_nor_wraps_a_name_of_the_five(packages):
 def test_modules_are_private_unless_they_are_public_names(package):
     public = {module.__name__.rpartition(".")[2] for module in public_modules(package)[1:]}
     for path in package.sources.rglob("*.py"):
-        parts = path.relative_to(package.sources).with_suffix("").parts
-        if parts[0] in public:
-            continue
-        assert path.stem.startswith("_"), path.name
+        at_top = path.parent == package.sources
+        assert path.stem.startswith("_") or (at_top and path.stem in public), path.name
+    for path in package.sources.iterdir():
+        if path.is_dir() and path.name != "__pycache__":
+            assert path.name.startswith("_") or path.name in public, path.name
 
 
 def test_modules_are_named_after_a_noun_of_the_domain(package):
