@@ -1,0 +1,246 @@
+"""Resumable: any loader, able to start at any position and to repeat what it gave there."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any, Protocol, cast, runtime_checkable
+
+import torch
+from torch.utils.data import DataLoader
+
+from ._draws import epoch_batches, epoch_indices
+from ._keyed import CountedCollate, Key, KeyedDataset, KeyedStream, OwnProcessGroup
+from ._keys import derive_seed, isolated_generators
+from ._position import Position
+
+
+@runtime_checkable
+class Resumable(Protocol):
+    """A loader that can start anywhere.
+
+    Attributes:
+        notes: What is not exact about it, in plain words; empty when all of it is.
+    """
+
+    notes: tuple[str, ...]
+
+    def iter_from(self, position: Position) -> Iterator[tuple[Any, Position]]:
+        """The batches of `position.epoch` from there on, each with the position after it."""
+        ...
+
+    def __len__(self) -> int:
+        """Batches in a whole epoch; TypeError where that is not known."""
+        ...
+
+
+def resumable(loader: Any, *, seed: int = 0) -> Resumable:
+    """Give a loader an order and a randomness that follow from (seed, epoch, ordinal) alone.
+
+    A `DataLoader` is rewired, not rebuilt: a shallow copy keeps its class and its options, while its sampler and its dataset get
+    stand-ins. The order of a shuffled epoch is `epoch_order`, other samplers are drawn under a key, and each sample is built
+    under the key of its ordinal: torch's default generator, `random`, NumPy's global generator and those that hang on the dataset
+    or its transforms are started from it, in whatever process builds the sample. So the stream does not depend on the number of
+    workers, nor on where it is entered. Samples before the position are not built.
+
+    In the main process (no workers) the global generators are left as the last sample's key set them; a loop whose body draws
+    (dropout, batch augmentation) calls `seed_generators(derive_seed(seed, epoch, samples))` before each body.
+
+    Args:
+        loader: A `DataLoader`; a loader with `with_seed` (`GPULoader`) or `iter_from`; or any iterable of batches that can be
+            iterated again. It is not changed, but a sampler's or dataset's `set_epoch` is called as epochs begin.
+        seed: Seed of this loop.
+
+    Returns:
+        A loader whose `iter_from(position)` yields `(batch, position after it)` until the epoch ends, and whose `len()` is the
+        number of batches in an epoch.
+
+    Raises:
+        TypeError: It cannot be iterated twice (a generator) or not at all.
+    """
+    if hasattr(loader, "with_seed"):
+        return cast(Resumable, loader.with_seed(seed))
+    if hasattr(loader, "iter_from"):
+        return cast(Resumable, loader)
+    if isinstance(loader, DataLoader):
+        return _Stream(loader, seed) if _is_iterable(loader) else _Map(loader, seed)
+    if isinstance(loader, Iterator) or not isinstance(loader, Iterable):
+        raise TypeError(
+            f"loader is a {type(loader).__name__}, expected a DataLoader, a GPULoader or an iterable of batches that can be "
+            "iterated once an epoch: pass the loader itself, not iter(loader) or a generator"
+        )
+    return _Batches(loader)
+
+
+def _is_iterable(loader: DataLoader[Any]) -> bool:
+    return isinstance(loader.dataset, torch.utils.data.IterableDataset)
+
+
+def _rewired(loader: DataLoader[Any], **attributes: Any) -> DataLoader[Any]:
+    """A shallow copy with other attributes; `DataLoader.__setattr__` refuses some of them, so they go round it."""
+    rewired = copy.copy(loader)
+    rewired.__dict__.update(
+        {
+            "_iterator": None,
+            "generator": torch.Generator(),
+            "worker_init_fn": OwnProcessGroup(loader.worker_init_fn),
+            **({"in_order": True} if hasattr(loader, "in_order") else {}),
+        },
+        **attributes,
+    )
+    return rewired
+
+
+class _Keys:
+    """Stands for the sampler or batch sampler: sends keys to the workers and notes how many samples each batch has."""
+
+    def __init__(self, loader: DataLoader[Any], seed: int) -> None:
+        self._batched = loader.batch_sampler is not None
+        self._sampler = loader.batch_sampler if self._batched else loader.sampler
+        self._seed = seed
+        self._position = Position()
+        self._sizes: deque[int] = deque()
+
+    def begin_at(self, position: Position) -> deque[int]:
+        """Set where the next pass starts; returns the queue in which that pass notes the size of each batch."""
+        self._position = position
+        self._sizes = deque()
+        return self._sizes
+
+    def __iter__(self) -> Iterator[Key]:
+        return self._pass(self._position.epoch, self._position.samples, self._sizes)
+
+    def _pass(self, epoch: int, start: int, sizes: deque[int]) -> Iterator[Key]:
+        if self._batched:
+            for first, indices in epoch_batches(self._sampler, seed=self._seed, epoch=epoch, start=start):
+                sizes.append(len(indices))
+                yield epoch, first, indices
+            return
+        # Without automatic batching an "index" may be a list of them, and counts for as many samples.
+        first = 0
+        for index in epoch_indices(self._sampler, seed=self._seed, epoch=epoch):
+            size = len(index) if isinstance(index, (list, tuple)) else 1
+            if first >= start:
+                sizes.append(size)
+                yield epoch, first, index
+            first += size
+
+    def __len__(self) -> int:
+        return len(self._sampler)  # type: ignore[arg-type]
+
+
+class _Map:
+    """A DataLoader over a map-style dataset."""
+
+    def __init__(self, loader: DataLoader[Any], seed: int) -> None:
+        self._seed = seed
+        self._dataset = KeyedDataset(loader.dataset, seed)
+        self._keys = _Keys(loader, seed)
+        replaced = "sampler" if loader.batch_sampler is None else "batch_sampler"
+        self._loader = _rewired(loader, dataset=self._dataset, **{replaced: self._keys})
+        self.notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def iter_from(self, position: Position) -> Iterator[tuple[Any, Position]]:
+        sizes = self._keys.begin_at(position)
+        cast(torch.Generator, self._loader.generator).manual_seed(
+            derive_seed(self._seed, "worker", position.epoch)
+        )
+        samples = position.samples
+        for batch in self._loader:
+            samples += sizes.popleft()
+            yield batch, Position(position.epoch, samples)
+
+    def repeats(self) -> bool:
+        """Build the first sample of epoch 0 twice under one key, and compare: False if its randomness is out of reach.
+
+        The global generators are put back; a dataset that counts its reads sees two more.
+        """
+        keys = iter(self._keys)
+        with isolated_generators():
+            epoch, first, index = next(keys)
+            if self._loader.batch_sampler is not None:
+                index = index[0]
+            one, two = (self._dataset[epoch, first, index] for _ in range(2))
+        return _same(one, two)
+
+
+class _Stream:
+    """A DataLoader over an iterable dataset: it cannot be entered in the middle, so it is read from the start and dropped."""
+
+    def __init__(self, loader: DataLoader[Any], seed: int) -> None:
+        self._seed = seed
+        self._dataset = KeyedStream(loader.dataset, seed)
+        self._counted = loader.batch_sampler is not None
+        attributes: dict[str, Any] = {"dataset": self._dataset}
+        if self._counted:
+            attributes["collate_fn"] = CountedCollate(loader.collate_fn)
+        # A worker that outlives the epoch never hears which one begins.
+        self._loader = _rewired(loader, persistent_workers=False, **attributes)
+        self._length = loader
+        self.notes: tuple[str, ...] = (
+            "an iterable dataset is read from the start of its epoch after a resume, and its order depends on num_workers: "
+            f"keep num_workers={loader.num_workers}",
+        )
+
+    def __len__(self) -> int:
+        return len(self._length)
+
+    def iter_from(self, position: Position) -> Iterator[tuple[Any, Position]]:
+        self._dataset.begin_at(position.epoch)
+        cast(torch.Generator, self._loader.generator).manual_seed(
+            derive_seed(self._seed, "worker", position.epoch)
+        )
+        samples = 0
+        for batch in self._loader:
+            size, items = batch if self._counted else (1, batch)
+            samples += size
+            if samples > position.samples:
+                yield items, Position(position.epoch, samples)
+
+
+class _Batches:
+    """A plain iterable of ready-made batches, in its own order; one batch counts as one sample."""
+
+    def __init__(self, batches: Iterable[Any]) -> None:
+        self._batches = batches
+        self.notes: tuple[str, ...] = ()
+        if not isinstance(batches, (list, tuple)):
+            self.notes = (
+                f"a {type(batches).__name__} is taken as it is: it must give the same batches whenever an epoch is resumed, and "
+                "randomness inside it is not keyed",
+            )
+
+    def __len__(self) -> int:
+        return len(self._batches)  # type: ignore[arg-type]
+
+    def iter_from(self, position: Position) -> Iterator[tuple[Any, Position]]:
+        if callable(getattr(self._batches, "set_epoch", None)):
+            self._batches.set_epoch(position.epoch)  # type: ignore[attr-defined]
+        rest = islice(self._batches, position.samples, None)
+        for samples, batch in enumerate(rest, position.samples + 1):
+            yield batch, Position(position.epoch, samples)
+
+
+def _same(one: Any, two: Any) -> bool:
+    """Whether two samples are equal as far as their tensors, arrays, numbers and texts go; unknown objects count as equal."""
+    if isinstance(one, torch.Tensor):
+        return isinstance(two, torch.Tensor) and one.shape == two.shape and _same_bits(one, two)
+    if isinstance(one, dict):
+        return isinstance(two, dict) and one.keys() == two.keys() and all(_same(one[k], two[k]) for k in one)
+    if isinstance(one, (list, tuple)):
+        return isinstance(two, (list, tuple)) and len(one) == len(two) and all(map(_same, one, two))
+    if hasattr(one, "dtype") and hasattr(one, "shape"):
+        return hasattr(two, "tobytes") and bool(one.tobytes() == two.tobytes())
+    if isinstance(one, (int, float, str, bytes)):
+        return bool(one == two) or one != one
+    return True
+
+
+def _same_bits(one: torch.Tensor, two: torch.Tensor) -> bool:
+    both_nan = (one != one) & (two != two)
+    return bool(((one == two) | both_nan).all())
