@@ -1,0 +1,148 @@
+"""Item cost: what one sample of a loader costs, measured in a forked process so that nothing in this one moves."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from ._transfer import leaves
+
+_PATIENCE_SECONDS = (
+    10.0  # for a first sample that opens files or builds an index; a child that hangs costs this once
+)
+
+
+@dataclass(frozen=True)
+class ItemCost:
+    """What was measured.
+
+    Attributes:
+        item_seconds: Seconds that one sample takes in one process, collation included; None when none was made.
+        batch_size: Samples in the batch.
+        batch_bytes: Bytes of its tensors and arrays.
+        trouble: Why nothing could be measured, in plain words; empty when something was, or nothing was tried.
+    """
+
+    item_seconds: float | None = None
+    batch_size: int = 1
+    batch_bytes: int = 0
+    trouble: str = ""
+
+
+def measure_items(loader: DataLoader[Any], *, seconds: float = 1.0) -> ItemCost:
+    """Time the first batch of a map-style loader in a forked process.
+
+    The child is what a worker would be: if samples cannot be made in a forked process, or hang there, this is where it shows. It
+    takes its own copy of everything along, so that neither the random generators, nor files that the dataset opens when it is
+    first read, nor the sampler's place change in this process. What a dataset does outside the process (prints, counts in a
+    file, a download) does happen.
+
+    Args:
+        loader: A DataLoader over a map-style dataset; it is not changed.
+        seconds: Time after which no further sample is fetched.
+
+    Returns:
+        The cost, or the trouble: an exception of the dataset is told there, and comes up again where the loader is read.
+    """
+    import multiprocessing
+
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(target=_measure_in_child, args=(loader, seconds, sender), daemon=True)
+    with (
+        warnings.catch_warnings()
+    ):  # Python 3.12 warns of threads at each fork; the DataLoader's own workers are forked alike
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child.start()
+    sender.close()
+    try:
+        if not receiver.poll(seconds + _PATIENCE_SECONDS):
+            return ItemCost(
+                trouble=f"a forked process made no sample within {seconds + _PATIENCE_SECONDS:.1f} s"
+            )
+        cost: ItemCost = receiver.recv()
+    except EOFError:
+        child.join()
+        return ItemCost(
+            trouble=f"a forked process ended with exit code {child.exitcode} when it made a sample"
+        )
+    finally:
+        child.kill()
+        child.join()
+        child.close()
+        receiver.close()
+    return cost
+
+
+def _measure_in_child(loader: DataLoader[Any], seconds: float, sender: Any) -> None:
+    import signal
+
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C goes to the whole group; the parent ends this process
+    torch.set_num_threads(1)  # as in a worker: the threads of OpenMP do not outlive a fork
+    try:
+        cost = time_batch(loader, seconds=seconds, clock=time.perf_counter)
+    except Exception as error:  # noqa: BLE001  handed to the parent
+        first_line = (str(error).strip() or "no message").splitlines()[0]
+        cost = ItemCost(trouble=f"a sample failed in a forked process ({type(error).__name__}: {first_line})")
+    sender.send(cost)
+
+
+def time_batch(loader: DataLoader[Any], *, seconds: float, clock: Callable[[], float]) -> ItemCost:
+    """Fetch and collate the first batch of a map-style loader, in this process.
+
+    Args:
+        loader: Its sampler is begun and its dataset is read.
+        seconds: No further sample is fetched after this time; then the batch is not collated, and its bytes are estimated.
+        clock: A monotonic clock in seconds.
+    """
+    batched = loader.batch_sampler is not None
+    sampler: Any = loader.batch_sampler if batched else loader.sampler
+    drawn: Any = next(iter(sampler), None)
+    if drawn is None:
+        return ItemCost(trouble="the loader has no batches")
+    indices = list(drawn) if batched else [drawn]
+    dataset: Any = loader.dataset
+    whole = getattr(dataset, "__getitems__", None) if batched else None
+
+    def fetch(some: list[Any]) -> list[Any]:
+        return list(whole(some)) if whole else [dataset[index] for index in some]
+
+    started = clock()
+    items = fetch(
+        indices[:1]
+    )  # opens, imports and fills what the first sample does; not counted if there are others
+    warmed = clock()
+    if len(indices) == 1 or warmed - started > seconds:
+        made, spent = 1, warmed - started
+    elif whole:
+        items = fetch(indices)
+        made, spent = len(indices), clock() - warmed
+    else:
+        for index in indices[1:]:
+            items.append(dataset[index])
+            if clock() - started > seconds:
+                break
+        made, spent = len(items) - 1, clock() - warmed
+    item_seconds = spent / made
+    if len(items) < len(indices):
+        return ItemCost(item_seconds, len(indices), _size_bytes(items) * len(indices) // len(items))
+    begun = clock()
+    batch = loader.collate_fn(items if batched else items[0])
+    item_seconds += (clock() - begun) / len(indices)
+    if any(isinstance(leaf, torch.Tensor) and not leaf.is_cpu for leaf in leaves(batch)):
+        return ItemCost(trouble="its batches are on a device already, which workers cannot share")
+    return ItemCost(item_seconds, len(indices), _size_bytes(batch))
+
+
+def _size_bytes(batch: Any) -> int:
+    arrays = (leaf for leaf in leaves(batch) if isinstance(leaf, (torch.Tensor, np.ndarray)))
+    return sum(a.nbytes if isinstance(a, np.ndarray) else a.element_size() * a.nelement() for a in arrays)
