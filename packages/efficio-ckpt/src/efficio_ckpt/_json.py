@@ -1,0 +1,67 @@
+"""JSON that is read from a place that may be damaged or hostile."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Final
+
+import numpy as np
+
+_STRINGS: Final = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_MAX_INT_DIGITS: Final = 20
+
+
+def to_json(value: Any) -> bytes:
+    r"""Return the one canonical text of a value of JSON types, as ASCII bytes.
+
+    Args:
+        value: Dicts with str keys, lists, str, int, finite float, bool and None.
+
+    Example:
+        >>> to_json({"b": [1, None], "a": "é"})
+        b'{"a":"\\u00e9","b":[1,null]}'
+    """
+    return json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
+    ).encode("ascii")
+
+
+def from_json(data: bytes, *, max_bytes: int, max_depth: int) -> Any:
+    """Read JSON of a bounded size and depth.
+
+    Args:
+        data: The text.
+        max_bytes: Longer texts are refused unread.
+        max_depth: Levels of brackets that are accepted.
+
+    Raises:
+        ValueError: The text is too long, too deep, or no JSON.
+
+    Example:
+        >>> from_json(b"[[1]]", max_bytes=10, max_depth=1)
+        Traceback (most recent call last):
+        ValueError: the JSON is nested 2 levels deep, over the limit of 1
+    """
+    if len(data) > max_bytes:
+        raise ValueError(f"the JSON has {len(data)} bytes, over the limit of {max_bytes}")
+    marks = np.frombuffer(_STRINGS.sub(b"", data), np.uint8)
+    opened = (marks == ord("[")) | (marks == ord("{"))
+    closed = (marks == ord("]")) | (marks == ord("}"))
+    depth = int(np.max(np.cumsum(opened.astype(np.int64) - closed), initial=0))
+    if depth > max_depth:
+        raise ValueError(f"the JSON is nested {depth} levels deep, over the limit of {max_depth}")
+    try:
+        return json.loads(data, parse_int=_bounded_int, parse_constant=_no_constant)
+    except RecursionError as error:
+        raise ValueError("the JSON is nested too deep") from error
+
+
+def _bounded_int(digits: str) -> int:
+    if len(digits) > _MAX_INT_DIGITS:
+        raise ValueError(f"a number of {len(digits)} digits in the JSON")
+    return int(digits)
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} in the JSON")

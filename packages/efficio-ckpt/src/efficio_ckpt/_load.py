@@ -1,0 +1,221 @@
+"""Loading: the newest checkpoint of which every byte is right."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Final
+
+from torch import Tensor
+
+from ._checkpoint import Checkpoint, CheckpointError
+from ._json import from_json
+from ._manifest import FORMAT, MANIFEST, MAX_STATE_BYTES, STATE, Manifest, folder_step
+from ._save import check_arguments, expired
+from ._shard import Checked, read_shard
+from ._storage import Storage, StorageLike, open_storage
+from ._survey import Survey, is_io_damage, survey
+from ._tree import MAX_DEPTH, Tree, unflatten
+
+logger = logging.getLogger(__name__)
+
+# A level of a tree is up to three of JSON: the node, its list of pairs, the pair.
+_MAX_STATE_DEPTH: Final = 3 * MAX_DEPTH + 20
+_MAX_RESTARTS: Final = 5
+
+
+def load_checkpoint(
+    storage: StorageLike,
+    *,
+    step: int | None = None,
+    run_id: str | None = None,
+) -> tuple[Checkpoint, Tree]:
+    """Return the newest good checkpoint and its tree, whose tensors are on the CPU.
+
+    Newest is what was saved last, whatever its step and the clock: a run that went back and saved again continues from
+    there. Every byte is checked before anything is returned. A damaged checkpoint is logged, left where it is, and the
+    next older one is tried.
+
+    Args:
+        storage: A path, a URL, or what `open_storage` returned.
+        step: Only checkpoints of this step.
+        run_id: Only checkpoints of this run.
+
+    Raises:
+        FileNotFoundError: Nothing of the kind was ever committed there.
+        CheckpointError: There are checkpoints, but none is good; or the storage cannot be read.
+    """
+    place = open_storage(storage)
+    vanished = True
+    for _ in range(_MAX_RESTARTS):
+        found = survey(place)
+        problems = {
+            folder: damage
+            for folder, damage in found.damaged.items()
+            if step is None or folder_step(folder) == step
+        }
+        for damage in problems.values():
+            logger.warning("'%s': %s; trying the next older checkpoint", place.place, damage)
+        vanished = False
+        for manifest in _chosen(found, step=step, run_id=run_id):
+            try:
+                return manifest.checkpoint, _read_tree(place, manifest, with_sha256=False)
+            except ValueError as error:  # noqa: PERF203 - it goes on to the next
+                if _is_gone(place, manifest):
+                    vanished = True
+                    break
+                problems[manifest.checkpoint.name] = str(error)
+                logger.warning("'%s': %s; trying the next older checkpoint", place.place, error)
+        # Another process replaced the checkpoint while it was read: what is newest now was committed before that.
+        if not vanished:
+            break
+    if vanished:
+        raise CheckpointError(
+            f"the checkpoints in '{place.place}' are replaced faster than they can be read; try again"
+        )
+    if problems:
+        raise CheckpointError(f"no checkpoint in '{place.place}' is good: {'; '.join(problems.values())}")
+    wanted = "".join(
+        [f" of step {step}" if step is not None else "", f" of run {run_id!r}" if run_id else ""]
+    )
+    raise FileNotFoundError(f"no checkpoint{wanted} was ever committed in '{place.place}'")
+
+
+def load_state(storage: StorageLike, *, step: int | None = None, run_id: str | None = None) -> Tree:
+    """Return the tree of the newest good checkpoint; see `load_checkpoint`.
+
+    Args:
+        storage: A path, a URL, or what `open_storage` returned.
+        step: Only checkpoints of this step.
+        run_id: Only checkpoints of this run.
+
+    Raises:
+        FileNotFoundError: Nothing of the kind was ever committed there.
+        CheckpointError: There are checkpoints, but none is good; or the storage cannot be read.
+    """
+    return load_checkpoint(storage, step=step, run_id=run_id)[1]
+
+
+def list_checkpoints(storage: StorageLike) -> list[Checkpoint]:
+    """Return the committed checkpoints, the one that was saved last first; their data is not read.
+
+    Args:
+        storage: A path, a URL, or what `open_storage` returned. One that does not exist yet has none.
+
+    Raises:
+        CheckpointError: The storage cannot be read.
+    """
+    place = open_storage(storage)
+    try:
+        found = survey(place)
+    except FileNotFoundError:
+        return []
+    for damage in found.damaged.values():
+        logger.warning("'%s': %s", place.place, damage)
+    return [manifest.checkpoint for manifest in found.good]
+
+
+def verify(storage: StorageLike) -> list[Checkpoint]:
+    """Read every byte of every checkpoint, compare all checksums, and return the checkpoints.
+
+    Args:
+        storage: A path, a URL, or what `open_storage` returned.
+
+    Raises:
+        CheckpointError: One or more are damaged; the message names each.
+    """
+    place = open_storage(storage)
+    try:
+        found = survey(place)
+    except FileNotFoundError:
+        return []
+    problems = list(found.damaged.values())
+    for manifest in found.good:
+        try:
+            _read_tree(place, manifest, with_sha256=True)
+        except ValueError as error:  # noqa: PERF203 - each is to be named
+            problems.append(str(error))
+    if problems:
+        raise CheckpointError(f"damaged in '{place.place}': {'; '.join(problems)}")
+    return [manifest.checkpoint for manifest in found.good]
+
+
+def prune(storage: StorageLike, *, keep: int) -> list[Checkpoint]:
+    """Remove all but the newest good checkpoints of each run, and return what was removed.
+
+    Args:
+        storage: A path, a URL, or what `open_storage` returned.
+        keep: How many of each run stay, at least 1. Damaged ones neither count nor go.
+
+    Raises:
+        CheckpointError: The storage cannot be read, or one cannot be removed.
+    """
+    check_arguments(step=0, mode="exact", keep=keep, run_id=None)
+    place = open_storage(storage)
+    try:
+        found = survey(place)
+    except FileNotFoundError:
+        return []
+    checkpoints = {manifest.checkpoint.name: manifest.checkpoint for manifest in found.good}
+    removed = []
+    for run_id in {checkpoint.run_id for checkpoint in checkpoints.values()}:
+        for name in expired(found, keep=keep, run_id=run_id):
+            try:
+                place.remove(name)
+            except OSError as error:
+                raise CheckpointError(f"could not remove {name} of '{place.place}': {error}") from error
+            removed.append(checkpoints[name])
+    return removed
+
+
+def _chosen(found: Survey, *, step: int | None, run_id: str | None) -> list[Manifest]:
+    return [
+        manifest
+        for manifest in found.good
+        if step in {None, manifest.checkpoint.step} and run_id in {None, manifest.checkpoint.run_id}
+    ]
+
+
+def _is_gone(storage: Storage, manifest: Manifest) -> bool:
+    try:
+        return MANIFEST not in storage.files(manifest.checkpoint.name)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+
+
+def _read_tree(storage: Storage, manifest: Manifest, *, with_sha256: bool) -> Tree:
+    """Read and check all files; ValueError names the damaged one."""
+    folder = manifest.checkpoint.name
+    tensors: dict[str, Tensor] = {}
+    state: Any = None
+    name = STATE
+    try:
+        for name, digest in manifest.files.items():
+            with storage.open(folder, name) as file:
+                # The small file is checked by both digests, the large ones by the one that is as fast as a disk.
+                checked = Checked(file, digest, with_sha256=with_sha256 or name == STATE)
+                if name == STATE:
+                    data = checked.read(digest.size)
+                    checked.finish()
+                    state = from_json(data, max_bytes=MAX_STATE_BYTES, max_depth=_MAX_STATE_DEPTH)
+                else:
+                    shard = read_shard(checked)
+                    if shard.keys() & tensors.keys():
+                        raise ValueError("it holds a tensor that another file holds as well")
+                    tensors.update(shard)
+        name = STATE
+        if not isinstance(state, dict) or state.get("format") != FORMAT:
+            raise ValueError("it is of another format")
+        names = state.get("names")
+        if not isinstance(names, list) or sorted(map(str, names)) != sorted(tensors):
+            raise ValueError("its tensors are not those of the data files")
+        return unflatten(state.get("tree"), [tensors[name] for name in names])
+    except OSError as error:
+        if is_io_damage(error):
+            raise ValueError(f"{folder}/{name}: it cannot be read: {error}") from error
+        raise CheckpointError(
+            f"'{storage.place}': {folder}/{name} cannot be read: {error}; nothing was changed"
+        ) from error
+    except (ValueError, RuntimeError, TypeError) as error:
+        raise ValueError(f"{folder}/{name}: {error}") from error

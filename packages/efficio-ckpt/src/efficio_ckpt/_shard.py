@@ -1,0 +1,227 @@
+"""Tensors in safetensors files: how they are divided, written, and read while they are checked."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, BinaryIO, Final
+
+import torch
+from torch import Tensor
+
+from ._json import from_json, to_json
+from ._tensor import ITEM_BYTES, STORED_DTYPES, STORED_NAMES
+
+SHARD_BYTES: Final = 2**30
+"""A file holds at most this much, unless one tensor alone is larger: small enough to be uploaded again."""
+
+_MAX_HEADER_BYTES: Final = 100_000_000
+_HEADER_ALIGNMENT: Final = 64
+_CHUNK_BYTES: Final = 2**24
+
+
+@dataclass(frozen=True)
+class FileDigest:
+    """What a manifest says about one file."""
+
+    size: int
+    crc32: int
+    sha256: str
+
+
+def shards(sizes: Sequence[int], *, limit: int) -> list[list[int]]:
+    """Divide tensors among files, in order.
+
+    Args:
+        sizes: Bytes of each tensor.
+        limit: Bytes that one file may hold; a larger tensor has a file of its own.
+
+    Example:
+        >>> shards([4, 5, 20, 1], limit=10)
+        [[0, 1], [2], [3]]
+    """
+    files: list[list[int]] = []
+    room = 0
+    for index, size in enumerate(sizes):
+        if not files or size > room:
+            files.append([])
+            room = limit
+        files[-1].append(index)
+        room -= size
+    return files
+
+
+def header(entries: Sequence[tuple[str, torch.dtype, Sequence[int]]]) -> bytes:
+    """Return the head of a safetensors file whose tensors follow in the given order.
+
+    Args:
+        entries: Name, stored dtype and shape of each tensor. Larger items first keeps each one aligned.
+
+    Example:
+        >>> header([("w", torch.float32, (2,))])[8:80]
+        b'{"__metadata__":{"format":"pt"},"w":{"data_offsets":[0,8],"dtype":"F32",'
+    """
+    offset = 0
+    content: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    for name, dtype, shape in entries:
+        end = offset + prod(shape) * ITEM_BYTES[dtype]
+        content[name] = {"dtype": STORED_NAMES[dtype], "shape": list(shape), "data_offsets": [offset, end]}
+        offset = end
+    text = to_json(content)
+    text += b" " * (-(len(text) + 8) % _HEADER_ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text
+
+
+def parse_header(text: bytes, *, data_bytes: int) -> list[tuple[str, torch.dtype, tuple[int, ...]]]:
+    """Return name, stored dtype and shape of the tensors of a safetensors file, in the order of their data.
+
+    Args:
+        text: The JSON part of the head.
+        data_bytes: Bytes that follow it in the file.
+
+    Raises:
+        ValueError: The head is not one of a whole safetensors file: unknown dtypes, gaps, overlaps, sizes that do
+            not agree.
+    """
+    content = from_json(text, max_bytes=_MAX_HEADER_BYTES, max_depth=4)
+    if not isinstance(content, dict):
+        raise ValueError("its head is no JSON object")
+    content.pop("__metadata__", None)
+    try:
+        entries = sorted(
+            (
+                (*entry["data_offsets"], name, STORED_DTYPES[entry["dtype"]], entry["shape"])
+                for name, entry in content.items()
+            ),
+            key=lambda entry: (int(entry[0]), int(entry[1])),
+        )
+    except (LookupError, TypeError) as error:
+        raise ValueError(f"its head describes no tensors: {error!r:.80}") from error
+    position = 0
+    tensors = []
+    for start, end, name, dtype, shape in entries:
+        whole = isinstance(shape, list) and all(type(size) is int and 0 <= size < 2**62 for size in shape)
+        if not whole or start != position or end - start != prod(shape) * ITEM_BYTES[dtype]:
+            raise ValueError(f"its head gives {name!r:.80} bytes {start} to {end}, which does not fit")
+        position = end
+        tensors.append((name, dtype, tuple(shape)))
+    if position != data_bytes:
+        raise ValueError(f"its head describes {position} bytes of data, and {data_bytes} follow")
+    return tensors
+
+
+def memory_of(tensor: Tensor) -> memoryview:
+    """Return the bytes of a contiguous CPU tensor without copying them.
+
+    Args:
+        tensor: Of a stored dtype.
+    """
+    return memoryview(tensor.detach().reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+
+
+def digested(chunks: Iterable[Any], result: list[FileDigest]) -> Iterator[memoryview]:
+    """Pass buffers on and append the digest of all of them to `result` at the end.
+
+    Args:
+        chunks: Bytes-like buffers.
+        result: Receives one value.
+    """
+    size, crc, sha = 0, 0, hashlib.sha256()
+    for chunk in chunks:
+        whole = memoryview(chunk)
+        for start in range(0, whole.nbytes, _CHUNK_BYTES):
+            part = whole[start : start + _CHUNK_BYTES]
+            crc = zlib.crc32(part, crc)
+            sha.update(part)
+            size += part.nbytes
+            yield part
+    result.append(FileDigest(size, crc, sha.hexdigest()))
+
+
+class Checked:
+    """A file that is read once from its start to its end while its checksums are taken.
+
+    Args:
+        file: Read unbuffered through ``readinto``.
+        expected: What the manifest says.
+        with_sha256: Take the slower digest as well.
+    """
+
+    def __init__(self, file: BinaryIO, expected: FileDigest, *, with_sha256: bool) -> None:
+        self._file = file
+        self._expected = expected
+        self._crc = 0
+        self._sha = hashlib.sha256() if with_sha256 else None
+        self.left = expected.size
+
+    def read_into(self, target: memoryview) -> None:
+        """Fill a buffer with the next bytes.
+
+        Args:
+            target: Writable bytes.
+
+        Raises:
+            ValueError: The file ends before the buffer is full.
+        """
+        for start in range(0, target.nbytes, _CHUNK_BYTES):
+            part = target[start : start + _CHUNK_BYTES]
+            filled = 0
+            while filled < part.nbytes:
+                count = self._file.readinto(part[filled:])  # type: ignore[attr-defined]
+                if not count:
+                    raise ValueError(f"it ends {self.left - filled} bytes early")
+                filled += count
+            self._crc = zlib.crc32(part, self._crc)
+            if self._sha is not None:
+                self._sha.update(part)
+            self.left -= part.nbytes
+
+    def read(self, size: int) -> bytes:
+        """Return the next bytes.
+
+        Args:
+            size: How many.
+
+        Raises:
+            ValueError: The file is shorter than its manifest says.
+        """
+        if size > self.left:
+            raise ValueError(f"it should have {size} bytes more and has {self.left}")
+        data = bytearray(size)
+        self.read_into(memoryview(data))
+        return bytes(data)
+
+    def finish(self) -> None:
+        """Compare the checksums of all that was read.
+
+        Raises:
+            ValueError: They differ from the manifest, or bytes were left over.
+        """
+        if self.left or self._file.read(1):
+            raise ValueError(f"it is longer than what its head describes by {self.left or 'some'} bytes")
+        if self._crc != self._expected.crc32 or (
+            self._sha and self._sha.hexdigest() != self._expected.sha256
+        ):
+            raise ValueError("its checksum differs: bytes have changed since it was written")
+
+
+def read_shard(file: Checked) -> dict[str, Tensor]:
+    """Return the tensors of one file, each with memory of its own.
+
+    Args:
+        file: At its start; it is read to its end and checked.
+
+    Raises:
+        ValueError: The file is damaged.
+    """
+    head = int.from_bytes(file.read(8), "little")
+    entries = parse_header(file.read(head), data_bytes=file.left)
+    tensors = {}
+    for name, dtype, shape in entries:
+        tensors[name] = torch.empty(shape, dtype=dtype)
+        file.read_into(memory_of(tensors[name]))
+    file.finish()
+    return tensors

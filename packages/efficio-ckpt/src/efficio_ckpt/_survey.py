@@ -1,0 +1,259 @@
+"""What lies in a storage: good manifests, damaged ones, and attempts that were never committed."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from ._checkpoint import CheckpointError
+from ._folder import WRITER
+from ._json import from_json
+from ._manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest, folder_step, read_manifest
+from ._storage import Storage
+
+logger = logging.getLogger(__name__)
+
+# An attempt whose writer cannot be asked whether it lives is taken for dead after this many seconds without a write.
+_STALE_SECONDS: Final = 24 * 3600.0
+# One without a note on its writer is being removed, or was made this very moment.
+_UNSIGNED_SECONDS: Final = 900.0
+
+
+@dataclass(frozen=True)
+class Survey:
+    """The checkpoints of a storage.
+
+    Args:
+        good: Those whose manifest is whole and whose files have the right sizes, newest first.
+        damaged: Folder to what is wrong, for those that were committed and are not good.
+        attempts: Folders without a manifest.
+    """
+
+    good: tuple[Manifest, ...]
+    damaged: dict[str, str]
+    attempts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Who writes an attempt, so that another process can tell whether it still does.
+
+    Args:
+        host: Name of the machine.
+        pid: Process.
+        born: When the process began, in the system's ticks, since numbers of processes come again; "" if unknown.
+    """
+
+    host: str
+    pid: int
+    born: str
+
+
+def this_writer() -> Writer:
+    """Return what identifies this process."""
+    return Writer(socket.gethostname(), os.getpid(), _born(os.getpid()))
+
+
+def is_abandoned(
+    writer: Writer | None,
+    age: float,
+    *,
+    here: Writer,
+    is_running: Callable[[Writer], bool | None],
+) -> bool:
+    """Tell whether nobody will finish an attempt.
+
+    Args:
+        writer: Who began it, None if it does not say.
+        age: Seconds since the last write to it.
+        here: This process.
+        is_running: Tells whether a writer on this machine lives; None if that cannot be known.
+
+    Example:
+        >>> here, dead = Writer("a", 1, ""), Writer("a", 2, "")
+        >>> is_abandoned(dead, 1.0, here=here, is_running=lambda writer: False)
+        True
+        >>> is_abandoned(Writer("b", 2, ""), 3600.0, here=here, is_running=lambda writer: False)
+        False
+    """
+    if writer is None:
+        return age > _UNSIGNED_SECONDS
+    if writer.host == here.host and is_running(writer) is False:
+        return True
+    return age > _STALE_SECONDS
+
+
+def is_running(writer: Writer) -> bool | None:
+    """Tell whether a process of this machine lives; None where that cannot be asked.
+
+    Args:
+        writer: Of this machine.
+    """
+    if sys.platform == "win32":
+        return None  # os.kill(pid, 0) would interrupt the process there
+    try:
+        os.kill(writer.pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return None
+    return not writer.born or _born(writer.pid) == writer.born
+
+
+def survey(storage: Storage) -> Survey:
+    """Read every manifest of a storage.
+
+    Args:
+        storage: Not changed.
+
+    Raises:
+        FileNotFoundError: The storage does not exist yet.
+        CheckpointError: It cannot be read.
+    """
+    try:
+        folders = [name for name in storage.folders() if folder_step(name) is not None]
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"storage '{storage.place}' does not exist, so nothing was ever saved there"
+        ) from None
+    except OSError as error:
+        raise CheckpointError(
+            f"storage '{storage.place}' cannot be read: {error}; nothing was changed"
+        ) from error
+    good: list[Manifest] = []
+    damaged: dict[str, str] = {}
+    attempts: list[str] = []
+    for folder in folders:
+        try:
+            manifest = _read(storage, folder)
+        except ValueError as error:
+            damaged[folder] = f"{folder}/{MANIFEST}: {error}"
+            continue
+        if manifest is None:
+            attempts.append(folder)
+            continue
+        damage = _wrong_sizes(storage, manifest)
+        if damage is None:
+            good.append(manifest)
+        else:
+            damaged[folder] = damage
+    good.sort(key=lambda manifest: (manifest.serial, manifest.checkpoint.created, manifest.checkpoint.name))
+    return Survey(tuple(reversed(good)), damaged, tuple(attempts))
+
+
+def sweep(storage: Storage, attempts: tuple[str, ...], *, now: float) -> None:
+    """Remove the attempts that nobody will finish; what fails is logged.
+
+    Args:
+        storage: Cleared of them.
+        attempts: Folders without a manifest.
+        now: Unix time in seconds.
+    """
+    here = this_writer()
+    for folder in attempts:
+        try:
+            files = storage.files(folder)
+            if MANIFEST in files:
+                continue
+            writer = _read_writer(storage, folder) if WRITER in files else None
+            ages = [now - info.modified for info in files.values() if info.modified is not None]
+            if is_abandoned(
+                writer,
+                min(ages, default=0.0 if files else 2 * _UNSIGNED_SECONDS),
+                here=here,
+                is_running=is_running,
+            ):
+                storage.remove(folder)
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError) as error:
+            logger.warning("could not remove the unfinished %s of '%s': %s", folder, storage.place, error)
+
+
+def is_io_damage(error: OSError) -> bool:
+    """Tell whether an error says that a file is bad, rather than that the storage cannot be asked.
+
+    Args:
+        error: From reading one file.
+
+    Example:
+        >>> is_io_damage(OSError(errno.EIO, "")), is_io_damage(OSError(errno.EACCES, ""))
+        (True, False)
+    """
+    return isinstance(error, (FileNotFoundError, IsADirectoryError)) or error.errno in {
+        errno.EIO,
+        errno.EUCLEAN,
+    }
+
+
+def _read(storage: Storage, folder: str) -> Manifest | None:
+    try:
+        with storage.open(folder, MANIFEST) as file:
+            data = file.read(MAX_MANIFEST_BYTES + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        if is_io_damage(error):
+            raise ValueError(f"it cannot be read: {error}") from error
+        raise CheckpointError(
+            f"'{storage.place}': {folder}/{MANIFEST} cannot be read: {error}; nothing was changed"
+        ) from error
+    return read_manifest(data, folder=folder)
+
+
+def _wrong_sizes(storage: Storage, manifest: Manifest) -> str | None:
+    folder = manifest.checkpoint.name
+    try:
+        files = storage.files(folder)
+    except OSError as error:
+        if is_io_damage(error):
+            return f"{folder}: {error}"
+        raise CheckpointError(
+            f"'{storage.place}': {folder} cannot be read: {error}; nothing was changed"
+        ) from error
+    for name, digest in manifest.files.items():
+        if name not in files:
+            return f"{folder}/{name}: it is missing"
+        if files[name].size != digest.size:
+            return f"{folder}/{name}: it has {files[name].size} bytes instead of {digest.size}"
+    return None
+
+
+def _read_writer(storage: Storage, folder: str) -> Writer | None:
+    with storage.open(folder, WRITER) as file:
+        data = file.read(4096)
+    try:
+        note: dict[str, Any] = from_json(data, max_bytes=4096, max_depth=1)
+        return Writer(str(note["host"]), int(note["pid"]), str(note["born"]))
+    except (ValueError, LookupError, TypeError):
+        return None  # torn by the crash that ended it
+
+
+def _born(pid: int) -> str:
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""
+    # The second field is the command in brackets and may hold spaces; the start time is the 22nd.
+    return status.rpartition(")")[2].split()[19]
+
+
+def note_of(writer: Writer) -> bytes:
+    """Return the text that says who writes an attempt.
+
+    Args:
+        writer: This process.
+
+    Example:
+        >>> note_of(Writer("a", 1, "7"))
+        b'{"host": "a", "pid": 1, "born": "7"}'
+    """
+    return json.dumps({"host": writer.host, "pid": writer.pid, "born": writer.born}).encode()
