@@ -1,4 +1,29 @@
 """The right number format on every GPU, and the training step done right."""
 
-__all__: list[str] = []
+from ._autocast import autocast, unsafe_under_autocast
+from ._backends import tuned_backends
+from ._device import Device, detect_device
+from ._evaluation import evaluating
+from ._layout import to_channels_last
+from ._memory import is_oom
+from ._policy import Policy, precision_policy
+from ._scaler import make_scaler
+from ._step import backward, clip_grad_norm, step_optimizer
+
+__all__ = [
+    "Device",
+    "Policy",
+    "autocast",
+    "backward",
+    "clip_grad_norm",
+    "detect_device",
+    "evaluating",
+    "is_oom",
+    "make_scaler",
+    "precision_policy",
+    "step_optimizer",
+    "to_channels_last",
+    "tuned_backends",
+    "unsafe_under_autocast",
+]
 __version__ = "0.3.0"
