@@ -6,12 +6,10 @@ import copy
 import functools
 import operator
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import torch
-
-_PLAIN = frozenset({type(None), str, int, float, bool, bytes, torch.Size, torch.dtype, torch.device})
 
 
 def leaves(batch: Any) -> Iterator[Any]:
@@ -59,7 +57,7 @@ def to_device(batch: Any, device: torch.device | str) -> Any:
     """
     if not isinstance(device, torch.device):
         device = torch.device(device)
-    return _moved(batch, device, device.type == "cuda")
+    return _moved(batch, device, device.type)
 
 
 def prefetch(
@@ -99,7 +97,7 @@ def _moving(batches: Iterable[Any], device: torch.device, depth: int) -> Generat
             yield from _copied_ahead(items, device, depth)
         else:
             # A map object, as a loop variable would keep the last batch and its file descriptors.
-            yield from map(functools.partial(_moved, device=device, non_blocking=False), items)
+            yield from map(functools.partial(_moved, device=device, device_type=device.type), items)
     finally:
         if callable(close):
             close()
@@ -122,7 +120,7 @@ def _copied_ahead(items: Iterator[Any], device: torch.device, depth: int) -> Gen
             # The side stream reuses memory that the current one has read: opaque objects cannot be recorded on it.
             side.wait_stream(current)
             with torch.cuda.stream(side):
-                batch = _moved(batch, device, True)
+                batch = _moved(batch, device, "cuda")
                 waiting.append((batch, side.record_event()))
             del batch
         if not waiting:
@@ -148,58 +146,78 @@ def _copy_stream(index: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(torch.device("cuda", index))  # type: ignore[no-untyped-call]
 
 
-def _moved(batch: Any, device: torch.device, non_blocking: bool) -> Any:
-    kind = type(batch)
-    if kind in _PLAIN:
-        return batch
-    if kind is torch.Tensor or isinstance(batch, torch.Tensor):
-        # From the card it blocks: the host could read the copy before it has arrived.
-        return batch.to(device, non_blocking=True) if non_blocking and batch.is_cpu else batch.to(device)
+def _moved(batch: Any, device: torch.device, device_type: str) -> Any:
+    kind: Any = type(batch)
+    return _mover(kind)(batch, device, device_type)
+
+
+@functools.lru_cache(maxsize=256)  # a batch is looked at in every step, its types stay the same
+def _mover(kind: type) -> Callable[[Any, torch.device, str], Any]:
+    """Which of the functions below moves objects of this type."""
+    if issubclass(kind, torch.Tensor):
+        return _moved_tensor
     if kind is tuple or kind is list:
-        moved = [_moved(part, device, non_blocking) for part in batch]
-        if not any(map(operator.is_not, batch, moved)):
-            return batch
-        return tuple(moved) if kind is tuple else moved
-    return _moved_object(batch, device, non_blocking)
+        return _moved_list
+    if issubclass(kind, (type, torch.nn.Module)):
+        return _unmoved
+    if callable(getattr(kind, "to", None)):
+        return _moved_by_itself
+    if issubclass(kind, (tuple, list, Mapping)):
+        return _moved_container
+    return _moved_dataclass if hasattr(kind, "__dataclass_fields__") else _unmoved
 
 
-def _moved_object(batch: Any, device: torch.device, non_blocking: bool) -> Any:
-    """The rarer containers; each is copied shallowly when one of its parts moves, and returned as it is otherwise."""
-    if isinstance(batch, (type, torch.nn.Module)):
+def _unmoved(batch: Any, _: torch.device, __: str) -> Any:
+    return batch
+
+
+def _moved_tensor(tensor: Any, device: torch.device, device_type: str) -> Any:
+    if not tensor.is_cpu:
+        return tensor.to(
+            device
+        )  # from the card it blocks: the host could read the copy before it has arrived
+    return tensor if device_type == "cpu" else tensor.to(device, non_blocking=device_type == "cuda")
+
+
+def _moved_list(batch: Any, device: torch.device, device_type: str) -> Any:
+    moved = [_moved(part, device, device_type) for part in batch]
+    if not any(map(operator.is_not, batch, moved)):
         return batch
-    if callable(getattr(type(batch), "to", None)):
-        # Some (transformers' BatchEncoding, PyG's Data) move themselves in place: the copy takes that.
-        movable: Any = batch if isinstance(batch, tuple) else copy.copy(batch)
-        return movable.to(device)
-    parts = _parts(batch)
+    return tuple(moved) if type(batch) is tuple else moved
+
+
+def _moved_by_itself(batch: Any, device: torch.device, _: str) -> Any:
+    # Some (transformers' BatchEncoding, PyG's Data) move themselves in place: a copy takes that.
+    movable: Any = batch if isinstance(batch, tuple) else copy.copy(batch)
+    return movable.to(device)
+
+
+def _moved_container(batch: Any, device: torch.device, device_type: str) -> Any:
+    """A copy that keeps its type and whatever else hangs on it; the container itself if nothing in it moves."""
     changed = {}
-    for key, old in parts:
-        new = _moved(old, device, non_blocking)
+    for key, old in batch.items() if isinstance(batch, Mapping) else enumerate(batch):
+        new = _moved(old, device, device_type)
         if new is not old:
             changed[key] = new
-    return _with_parts(batch, changed) if changed else batch
+    if not changed:
+        return batch
+    if isinstance(batch, tuple):
+        parts = [changed.get(place, part) for place, part in enumerate(batch)]
+        return batch._make(parts) if hasattr(batch, "_make") else type(batch)(parts)
+    if isinstance(batch, Mapping) and not isinstance(batch, MutableMapping):
+        return type(batch)({**batch, **changed})  # type: ignore[call-arg]
+    copied: Any = copy.copy(batch)
+    for key, new in changed.items():
+        copied[key] = new
+    return copied
 
 
-def _parts(container: Any) -> Iterable[tuple[Any, Any]]:
-    if isinstance(container, Mapping):
-        return container.items()
-    if isinstance(container, (tuple, list)):
-        return enumerate(container)
-    names = getattr(container, "__dataclass_fields__", ())
-    return [(name, getattr(container, name)) for name in names if hasattr(container, name)]
-
-
-def _with_parts(container: Any, changed: dict[Any, Any]) -> Any:
-    """A copy of the container, with its type and whatever else hangs on it, in which some parts are others."""
-    if isinstance(container, tuple):
-        parts = [changed.get(place, part) for place, part in enumerate(container)]
-        return container._make(parts) if hasattr(container, "_make") else type(container)(parts)
-    if isinstance(container, Mapping) and not isinstance(container, MutableMapping):
-        return type(container)({**container, **changed})  # type: ignore[call-arg]
-    copied = copy.copy(container)
-    for key, part in changed.items():
-        if isinstance(container, (list, MutableMapping)):
-            copied[key] = part
-        else:
-            object.__setattr__(copied, key, part)  # a frozen dataclass, too
+def _moved_dataclass(batch: Any, device: torch.device, device_type: str) -> Any:
+    copied = batch
+    for name in batch.__dataclass_fields__:
+        old = getattr(batch, name, None)
+        new = _moved(old, device, device_type)
+        if new is not old:
+            copied = copy.copy(batch) if copied is batch else copied
+            object.__setattr__(copied, name, new)  # a frozen one, too
     return copied
