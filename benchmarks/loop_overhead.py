@@ -1,0 +1,275 @@
+"""CPU time that a training loop adds to a step, over the loop written by hand: Lightning Fabric, Accelerate and efficio.Run.
+
+Every loop trains the same small model on the same ready-made batches, and must end with the same weights. Each repeat runs all
+loops in turn, in an order that rotates; differences are taken within a repeat. Keyed randomness is measured on its own: how
+often efficio starts the random generators in a step is counted in an untimed run, and the loop by hand is timed with as many
+such calls, too; called in a row they cost a third of what they cost between the steps of a training.
+
+    python benchmarks/loop_overhead.py            the result goes to benchmarks/results/loop_overhead/
+    python benchmarks/loop_overhead.py --help
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import importlib
+import io
+import os
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch.utils.data import DataLoader, Dataset
+
+from _results import ROOT, versions, write_result
+
+NAME = "loop_overhead"
+BATCH_SIZE, FEATURES, HIDDEN, CLASSES = 16, 32, 64, 10
+LEARNING_RATE = 0.01
+PEERS = {"fabric": "lightning", "accelerate": "accelerate", "efficio": "efficio"}
+
+Timed = Callable[[], None]
+"""Called at the end of each body; notes the process's CPU time."""
+Loop = Callable[[DataLoader[Any], Timed], torch.nn.Module]
+"""Trains on a loader and returns the model."""
+
+
+class ReadyBatches(Dataset[Any]):
+    """Batches that are there already: the loader has nothing to build."""
+
+    def __init__(self, count: int) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self.batches = [
+            (
+                torch.randn(BATCH_SIZE, FEATURES, generator=generator),
+                torch.randint(CLASSES, (BATCH_SIZE,), generator=generator),
+            )
+            for _ in range(count)
+        ]
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.batches[index]
+
+
+def new_training() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(FEATURES, HIDDEN), torch.nn.ReLU(), torch.nn.Linear(HIDDEN, CLASSES)
+    )
+    return model, torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+
+
+def bare(loader: DataLoader[Any], timed: Timed) -> torch.nn.Module:
+    model, optimizer = new_training()
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        timed()
+    return model
+
+
+def fabric(loader: DataLoader[Any], timed: Timed) -> torch.nn.Module:
+    from lightning.fabric import Fabric
+
+    engine = Fabric(accelerator="cpu", devices=1)
+    model, optimizer = engine.setup(*new_training())
+    for x, y in engine.setup_dataloaders(loader):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        engine.backward(loss)
+        optimizer.step()
+        timed()
+    return model
+
+
+def accelerate(loader: DataLoader[Any], timed: Timed) -> torch.nn.Module:
+    from accelerate import Accelerator
+
+    engine = Accelerator(cpu=True)
+    model, optimizer, prepared = engine.prepare(*new_training(), loader)
+    for x, y in prepared:
+        with engine.accumulate(model):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            engine.backward(loss)
+            optimizer.step()
+        timed()
+    return model
+
+
+def efficio(loader: DataLoader[Any], timed: Timed) -> torch.nn.Module:
+    from efficio import Run
+
+    with tempfile.TemporaryDirectory() as storage:
+        run = Run(storage=storage, progress=False, save_every="10h")
+        model, _ = run.prepare(*new_training())
+        for x, y in run.loop(loader, epochs=1):
+            with run.autocast():
+                loss = F.cross_entropy(model(x), y)
+            run.backward(loss)
+            run.step()
+            timed()
+    return model
+
+
+def keyed_by_hand(calls: dict[str, int]) -> Loop:
+    """The bare loop, with as many keys derived and generators started from them in a step as efficio's loop does."""
+    from efficio_data import derive_seed, seed_generators
+
+    def keyed(loader: DataLoader[Any], timed: Timed) -> torch.nn.Module:
+        model, optimizer = new_training()
+        for step, (x, y) in enumerate(loader):
+            keys = [derive_seed(0, "body", 0, step, n) for n in range(calls["derive_seed"])]
+            for n in range(calls["seed_generators"]):
+                seed_generators(keys[n % len(keys)])
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            timed()
+        return model
+
+    return keyed
+
+
+LOOPS: dict[str, Loop] = {"bare": bare, "fabric": fabric, "accelerate": accelerate, "efficio": efficio}
+
+
+def run_loop(name: str, loop: Loop, data: ReadyBatches, warmup: int) -> tuple[dict[str, float], torch.Tensor]:
+    """Train once; the CPU time a step in microseconds, and the weights at the end."""
+    marks: list[float] = []
+    gc.collect()
+    with contextlib.redirect_stdout(io.StringIO()):
+        model = loop(DataLoader(data, batch_size=None), lambda: marks.append(time.process_time()))
+    if len(marks) != len(data):
+        raise SystemExit(f"{name} took {len(marks)} of {len(data)} steps: its figures would compare nothing")
+    steps = np.diff(marks)[warmup:] * 1e6
+    weights = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+    return {
+        "p10": float(np.percentile(steps, 10)),
+        "median": float(np.median(steps)),
+        "mean": float(steps.mean()),
+    }, weights
+
+
+@contextlib.contextmanager
+def counted_calls(*functions: Callable[..., Any]) -> Iterator[Counter[str]]:
+    """Count how often functions are called in the body, in this thread."""
+    names = {function.__code__: function.__name__ for function in functions}  # type: ignore[attr-defined]
+    counts: Counter[str] = Counter()
+
+    def count(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code in names:
+            counts[names[frame.f_code]] += 1
+
+    sys.setprofile(count)
+    try:
+        yield counts
+    finally:
+        sys.setprofile(None)
+
+
+def keyings_per_step() -> dict[str, int]:
+    """How often a step of efficio's loop derives a key and starts the generators from one, counted in an untimed run."""
+    from efficio_data import derive_seed, seed_generators
+
+    def total(steps: int) -> Counter[str]:
+        with counted_calls(derive_seed, seed_generators) as counts, contextlib.redirect_stdout(io.StringIO()):
+            efficio(DataLoader(ReadyBatches(steps), batch_size=None), lambda: None)
+        return counts
+
+    few, many = total(20), total(120)  # the difference leaves out what happens once
+    calls = {name: round((many[name] - few[name]) / 100) for name in ("derive_seed", "seed_generators")}
+    if not all(calls.values()):
+        raise SystemExit(
+            f"efficio's loop was seen to make {calls} calls a step: its keyed randomness went another way"
+        )
+    return calls
+
+
+def measure(loops: dict[str, Loop], *, repeats: int, steps: int, warmup: int) -> list[dict[str, Any]]:
+    from tqdm import tqdm
+
+    data, names = ReadyBatches(steps), list(loops)
+    reference: torch.Tensor | None = None
+    measured = []
+    for repeat in tqdm(range(repeats), desc=NAME, unit="repeat"):
+        order = [names[(repeat + place) % len(names)] for place in range(len(names))]
+        row: dict[str, Any] = {"order": order}
+        for name in order:
+            row[name], weights = run_loop(name, loops[name], data, warmup)
+            reference = weights if reference is None else reference
+            if not torch.equal(weights, reference):
+                raise SystemExit(
+                    f"{name} ends with other weights than the loop that ran first: it did other work"
+                )
+        measured.append(row)
+    return measured
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--steps", type=int, default=400, help="steps a repeat, those left out included")
+    parser.add_argument("--warmup", type=int, default=50, help="first steps of each repeat that are left out")
+    parser.add_argument(
+        "--loops", nargs="+", choices=list(LOOPS), default=list(LOOPS), help="'bare' is always run"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="write no result")
+    arguments = parser.parse_args()
+    names = list(dict.fromkeys(["bare", *arguments.loops]))
+    try:
+        peers = {name: importlib.import_module(PEERS[name]) for name in names[1:]}
+    except ImportError as error:
+        raise SystemExit(
+            f"{error}; install the peers first: pip install -r requirements-bench.txt"
+        ) from error
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")  # the peers' hints about workers and accelerators
+    loops = {name: LOOPS[name] for name in names}
+    calls = keyings_per_step() if "efficio" in loops else None
+    if calls is not None:
+        loops["keyed"] = keyed_by_hand(calls)
+    repeats = measure(loops, repeats=arguments.repeats, steps=arguments.steps, warmup=arguments.warmup)
+    settings = {
+        "model": f"MLP {FEATURES}-{HIDDEN}-{CLASSES}",
+        "batch_size": BATCH_SIZE,
+        "optimizer": f"SGD, lr {LEARNING_RATE}",
+        "threads": torch.get_num_threads(),
+        "clock": "time.process_time",
+        "repeats": arguments.repeats,
+        "steps": arguments.steps,
+        "warmup": arguments.warmup,
+        "loops": list(loops),
+        "keyings_per_step": calls,
+    }
+    if not arguments.dry_run:
+        found = versions("torch", "numpy") | {peer.__name__: str(peer.__version__) for peer in peers.values()}
+        path = write_result(NAME, settings=settings, versions=found, repeats=repeats)
+        print(f"wrote {path.relative_to(ROOT)}")
+    from table import loop_overhead_table
+
+    print(loop_overhead_table({"repeats": repeats, "settings": settings}))
+
+
+if __name__ == "__main__":
+    main()

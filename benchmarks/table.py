@@ -1,0 +1,125 @@
+"""Write the benchmarks' tables into the pages that ask for them, from the newest result of each.
+
+A page asks with a pair of marks, and everything between them is replaced:
+
+    <!-- bench:loop_overhead -->
+    <!-- /bench:loop_overhead -->
+
+    python benchmarks/table.py            rewrites README.md, docs/ and the packages' READMEs
+    python benchmarks/table.py --check    says which are out of date, and fails if any is
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from _results import ROOT, mean_and_interval, newest_result
+
+MARK = re.compile(r"<!-- bench:(\w+) -->\n(.*?)<!-- /bench:\1 -->", re.DOTALL)
+ANY_MARK = re.compile(r"<!-- /?bench:[^>]*-->")
+
+NAMES = {
+    "bare": "written by hand",
+    "fabric": "Lightning Fabric",
+    "accelerate": "Accelerate",
+    "efficio": "efficio `Run`",
+}
+
+
+def loop_overhead_table(result: dict[str, Any]) -> str:
+    """The table of `loop_overhead`: CPU time a step, and paired differences with their intervals."""
+    repeats, settings = result["repeats"], result["settings"]
+    lines = ["| loop | CPU time a step | over the loop by hand |", "|---|---:|---:|"]
+    p10 = {name: np.array([row[name]["p10"] for row in repeats]) for name in settings["loops"]}
+    for name in NAMES:
+        if name in p10:
+            added = "" if name == "bare" else _interval(p10[name] - p10["bare"])
+            lines.append(f"| {_titled(name, result)} | {p10[name].mean():.0f} us | {added} |")
+    if "keyed" in p10:
+        lines.append(f"| of which keyed randomness | | {_interval(p10['keyed'] - p10['bare'])} |")
+        lines.append(f"| of which all the rest | | {_interval(p10['efficio'] - p10['keyed'])} |")
+    return "\n".join([*lines, "", _setting(result)])
+
+
+def _titled(name: str, result: dict[str, Any]) -> str:
+    distribution = {"fabric": "lightning"}.get(name, name)
+    version = result.get("versions", {}).get(distribution)
+    return NAMES[name] if version is None else f"{NAMES[name]} {version}"
+
+
+def _interval(values: np.ndarray) -> str:
+    mean, low, high = mean_and_interval(values)
+    return f"{mean:+.1f} us ({low:+.1f} to {high:+.1f})"
+
+
+def _setting(result: dict[str, Any]) -> str:
+    settings = result["settings"]
+    text = (
+        f"{settings['model']}, batches of {settings['batch_size']} that are ready, {settings['optimizer']}, "
+        f"{settings['threads']} thread. The 10th percentile of {settings['steps'] - settings['warmup']} steps, mean of "
+        f"{settings['repeats']} repeats, in each of which every loop ran; in brackets the bootstrap interval of 95 %."
+    )
+    if "hardware" in result:
+        text += f" {result['hardware']['cpu']}, torch {result['versions']['torch']}, {result['date'][:10]}."
+    return text
+
+
+TABLES: dict[str, Callable[[dict[str, Any]], str]] = {"loop_overhead": loop_overhead_table}
+
+
+def with_tables(text: str, newest: Callable[[str], dict[str, Any]] = newest_result) -> str:
+    """A page with the tables that it asks for.
+
+    Raises:
+        ValueError: A mark names no benchmark, or has no partner.
+        FileNotFoundError: A benchmark has no result.
+    """
+
+    def filled(found: re.Match[str]) -> str:
+        name = found[1]
+        if name not in TABLES:
+            raise ValueError(f"bench:{name} names no table; there are {', '.join(sorted(TABLES))}")
+        return f"<!-- bench:{name} -->\n{TABLES[name](newest(name))}\n<!-- /bench:{name} -->"
+
+    if single := ANY_MARK.search(MARK.sub("", text)):
+        raise ValueError(
+            f"{single[0]} has no partner; expected <!-- bench:NAME --> and <!-- /bench:NAME -->, each on its line"
+        )
+    return MARK.sub(filled, text)
+
+
+def pages() -> list[Path]:
+    """The pages that may hold tables."""
+    return [
+        p
+        for p in [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("packages/*/README.md")]
+        if p.exists()
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="change nothing")
+    check = parser.parse_args().check
+    stale = []
+    for page in pages():
+        text = page.read_text(encoding="utf-8")
+        if (new := with_tables(text)) != text:
+            stale.append(str(page.relative_to(ROOT)))
+            if not check:
+                page.write_text(new, encoding="utf-8")
+    if check and stale:
+        raise SystemExit(f"out of date: {', '.join(stale)}; run: python benchmarks/table.py")
+    print(f"rewrote {', '.join(stale)}" if stale else "all tables are up to date")
+
+
+if __name__ == "__main__":
+    main()
