@@ -189,6 +189,12 @@ def test_the_percentages_in_the_text_add_up_to_a_hundred():
     assert sum(round(10 * part) for part in parts[:-1]) == 1000
 
 
+def test_a_long_phase_name_is_cut_and_keeps_its_figures_in_their_columns():
+    lines = str(collect_report({"train": 1.0, "p" * 200: 1.0}, steps=1)).split("\n")
+    train, own = (next(line for line in lines if word in line) for word in ("training", "ppp"))
+    assert own.replace("p" * 21, "training".ljust(21)) == train
+
+
 @given(
     st.text(max_size=200),
     st.lists(st.text(max_size=200), max_size=3),

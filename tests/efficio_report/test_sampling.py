@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 import threading
@@ -340,7 +341,7 @@ def test_importing_imports_neither_torch_nor_nvml_and_starts_nothing():
         capture_output=True,
         text=True,
         check=True,
-        env={"PYTHONPATH": ":".join(sys.path)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert done.stdout == "[] 1\n"
 

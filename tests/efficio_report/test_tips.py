@@ -100,7 +100,7 @@ def test_on_a_cpu_it_is_training_that_waits():
 
 
 def test_an_idle_gpu_is_not_blamed_on_the_step_when_the_data_was_late_or_little_was_trained():
-    assert topics(report_of({"data": 2000.0}, utilization=0.3)) == ["data"]
+    assert topics(report_of({"data": 1000.0}, utilization=0.3)) == ["data"]
     assert "utilization" not in topics(report_of({"evaluate": 3000.0}, utilization=0.3))
 
 
