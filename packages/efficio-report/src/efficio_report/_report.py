@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ._card import GPUSample
-from ._page import report_page
 from ._sampling import GPUSummary, summarize_gpu
 from ._text import report_text
 from ._tips import tips
@@ -101,6 +100,9 @@ class Report:
         return report_text(self)
 
     def _repr_html_(self) -> str:
+        # The standard library's html is a third of this package's import time, and only notebooks need it.
+        from ._page import report_page
+
         return report_page(self)
 
 
