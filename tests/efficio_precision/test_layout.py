@@ -75,6 +75,7 @@ def test_one_depthwise_layer_among_many_does_not_prevent_it(policy):
     assert all(is_channels_last(to_channels_last(model, policy)))
 
 
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
 def test_lazy_parameters_are_left_for_later(policy):
     model = nn.Sequential(nn.LazyConv2d(8, 3))
     to_channels_last(model, policy)

@@ -21,6 +21,12 @@ OLD_XPU = Device("xpu", "Intel Iris Xe", None)
 MPS = Device("mps", "Apple arm64", None, bf16=True)
 CPU = Device("cpu", "x86_64")
 
+
+@pytest.fixture(autouse=True)
+def _a_torch_that_has_everything(monkeypatch):
+    monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.14.1"))
+
+
 #                 device   dtype           scale  chl    tf32
 AUTOMATIC = [
     pytest.param(K80, torch.float16, True, False, False, id="K80"),

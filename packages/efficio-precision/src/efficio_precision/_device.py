@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.mps  # before torch 2.1 it is no attribute until it is imported
 
 # AMD reports capabilities of its own that look like NVIDIA's, so it is told by its architecture name.
 _AMD_BF16 = ("gfx908", "gfx90a", "gfx94", "gfx95", "gfx11", "gfx12")

@@ -9,6 +9,7 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 
 import torch
+import torch.mps
 from torch import nn
 
 from ._autocast import autocast
