@@ -100,7 +100,7 @@ class Report:
         return report_text(self)
 
     def _repr_html_(self) -> str:
-        # The standard library's html is a third of this package's import time, and only notebooks need it.
+        # The standard library's html is half of this package's import time, and only notebooks need it.
         from ._page import report_page
 
         return report_page(self)
