@@ -184,6 +184,12 @@ def _sampled(pixels: Tensor, boxes: Tensor, window: Tensor, size: tuple[int, int
 def _filter_into(result: Tensor, image: Tensor, box: list[float], window: list[float]) -> None:
     top, left, tall, wide = (int(side) for side in box)
     crop = image[None, :, top : top + tall, left : left + wide]
-    pixels = F.interpolate(crop, result.shape[1:], mode="bilinear", antialias=True)[0]
+    tall, wide = result.shape[1:]
+    if wide == 1:
+        # torch (2.14, CPU) does not filter down the rows when the result is one pixel wide: lay it on its side.
+        side = F.interpolate(crop.transpose(2, 3), (wide, tall), mode="bilinear", antialias=True)
+        pixels = side.transpose(2, 3)[0]
+    else:
+        pixels = F.interpolate(crop, (tall, wide), mode="bilinear", antialias=True)[0]
     mirrored = [axis + 1 for axis in (0, 1) if window[2 * axis + 1] < 0]
     result.copy_(pixels.flip(mirrored) if mirrored else pixels)
