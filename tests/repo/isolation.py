@@ -34,6 +34,7 @@ TEST_EXTRAS = {
     ),  # its scalars are given as durations; deptry sees an import of it in the sources
     "efficio-data": ("torchvision",),  # the reference that augmentations are compared with
     "efficio-precision": ("numpy",),  # torch warns at import where there is none, and warnings are errors
+    "efficio-report": ("numpy",),  # as for efficio-budget
 }
 TEST_FOLDERS = {"efficio": ("tests/efficio", "tests/meta")}
 BESIDE_TESTS = {"efficio": ("examples",)}  # tests/meta runs the examples
