@@ -159,8 +159,9 @@ def _join(steps: list[Transform], transform: Transform) -> tuple[int, Transform]
 
 
 def _drawn_window(moves: tuple[_Move, ...], shape: Shape) -> tuple[Tensor, tuple[int, int]]:
-    window = whole_window(shape[0])
+    window: Tensor | None = None
     for move in moves:
-        window = through(window, move.window(move.draw(shape), shape))
+        seen = move.window(move.draw(shape), shape)
+        window = seen if window is None else through(window, seen)
         shape = move.result_shape(shape)
-    return window, shape[2:]
+    return whole_window(shape[0]) if window is None else window, shape[2:]

@@ -54,7 +54,11 @@ class RandomCrop:
         Returns:
             ``(N, 2)``, float64, CPU: top and left in pixels of the image; negative in the border.
         """
-        return (uniform(shape[0], 2) * (self._room(shape) + 1)).floor() - self.padding
+        down, right = self._room(shape)
+        places = uniform(shape[0], 2)
+        places[:, 0].mul_(down + 1)
+        places[:, 1].mul_(right + 1)
+        return places.floor_().sub_(self.padding)
 
     def apply(self, batch: Tensor, parameters: Tensor) -> Tensor:
         """Crop at given places.
@@ -67,17 +71,17 @@ class RandomCrop:
             ``(N, C, height, width)``, dtype, device and memory format of the batch.
         """
         shape = batch_shape(batch)
+        check_parameters(parameters, shape, 2)
+        corners = parameters + self.padding
+        if not bool((corners >= 0).all() & (corners <= constants(self._room(shape))).all()):
+            raise ValueError(
+                f"the places lie outside images of {shape[2]}x{shape[3]}; draw them for this shape"
+            )
         window = self.window(parameters, shape)
         return show(batch, window, size_pair(self.size), padding=self.padding, fill=fill_levels(self.fill))
 
     def window(self, parameters: Tensor, shape: Shape) -> Tensor:
         """Give the crops as windows, ``(N, 4)``: see ``_window.py``."""
-        check_parameters(parameters, shape, 2)
-        inside = (parameters + self.padding >= 0) & (parameters + self.padding <= self._room(shape))
-        if not bool(inside.all()):
-            raise ValueError(
-                f"the parameters lie outside images of {shape[2]}x{shape[3]}; draw them for this shape"
-            )
         window = whole_window(shape[0])
         window[:, 0::2] = parameters
         return window
@@ -86,14 +90,14 @@ class RandomCrop:
         """Give the shape of the result for the shape of a batch."""
         return (*shape[:2], *size_pair(self.size))
 
-    def _room(self, shape: Shape) -> Tensor:
+    def _room(self, shape: Shape) -> tuple[int, int]:
         height, width = size_pair(self.size)
         down, right = (shape[2] + 2 * self.padding - height, shape[3] + 2 * self.padding - width)
         if min(down, right) < 0:
             raise ValueError(
                 f"a crop of {height}x{width} does not fit images of {shape[2]}x{shape[3]} with padding={self.padding}"
             )
-        return constants([down, right])
+        return down, right
 
 
 @dataclass(frozen=True)
@@ -123,15 +127,15 @@ class _RandomFlip:
             Shape, dtype, device and memory format of the batch.
         """
         shape = batch_shape(batch)
+        check_parameters(parameters, shape, 1)
         return show(batch, self.window(parameters, shape), shape[2:])
 
     def window(self, parameters: Tensor, shape: Shape) -> Tensor:
         """Give the flips as windows, ``(N, 4)``: see ``_window.py``."""
-        check_parameters(parameters, shape, 1)
         window = whole_window(shape[0])
+        # A flag of 1 adds side - 1 to the offset and takes 2 from the sign.
         offset = 2 * (self._axis - 2)
-        window[:, offset] = parameters[:, 0] * (shape[self._axis] - 1)
-        window[:, offset + 1] = 1 - 2 * parameters[:, 0]
+        window[:, offset : offset + 2] += parameters * constants([shape[self._axis] - 1, -2])
         return window
 
     def result_shape(self, shape: Shape) -> Shape:

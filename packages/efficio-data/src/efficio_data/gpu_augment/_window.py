@@ -42,9 +42,10 @@ def through(first: Tensor, second: Tensor) -> Tensor:
     >>> through(torch.tensor([[-4.0, 1.0, 2.0, 1.0]]), flip)
     tensor([[-4.,  1., 33., -1.]])
     """
-    offset = first[:, 0::2] + first[:, 1::2] * second[:, 0::2]
-    sign = first[:, 1::2] * second[:, 1::2]
-    return torch.stack((offset, sign), dim=2).flatten(1)
+    offset, sign = first.view(-1, 2, 2).unbind(2)
+    both = second.view(-1, 2, 2) * sign[:, :, None]
+    both[:, :, 0] += offset
+    return both.flatten(1)
 
 
 def window_indices(window: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
@@ -90,14 +91,21 @@ def show(
     layout = memory_format(batch)
     n, channels = batch.shape[:2]
     source = _padded(batch, padding, fill) if padding else batch
-    rows, columns = window_indices(send(window, batch.device).to(torch.int64), size)
-    flat = (rows + padding)[:, :, None] * source.shape[3] + (columns + padding)[:, None, :]
+    # In the flattened image a window starts at one place and takes one step down and one across.
+    width = source.shape[3]
+    places = constants([[width, 0, 0], [0, width, 0], [1, 0, 0], [0, 0, 1]])
+    border = constants([padding * (width + 1), 0, 0])
+    steps = torch.addmm(border, window.to(torch.float64), places).to(torch.int64)
+    start, down, across = send(steps, batch.device)[:, :, None].unbind(1)
+    rows = down * torch.arange(size[0], device=batch.device)
+    columns = start + across * torch.arange(size[1], device=batch.device)
+    flat = (rows[:, :, None] + columns[:, None, :]).flatten(1)
     if layout == torch.channels_last:
         # Rows of C values lie together: the gather runs over pixels and keeps them so.
         pixels = source.permute(0, 2, 3, 1).flatten(1, 2)
-        index = flat.flatten(1)[:, :, None].expand(-1, -1, channels)
+        index = flat[:, :, None].expand(-1, -1, channels)
         return pixels.gather(1, index).view(n, *size, channels).permute(0, 3, 1, 2)
-    index = flat.flatten(1)[:, None, :].expand(-1, channels, -1)
+    index = flat[:, None, :].expand(-1, channels, -1)
     return source.flatten(2).gather(2, index).view(n, channels, *size)
 
 
