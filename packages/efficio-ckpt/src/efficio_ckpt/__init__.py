@@ -4,6 +4,7 @@ from ._checkpoint import Checkpoint, CheckpointError
 from ._load import list_checkpoints, load_checkpoint, load_state, prune, verify
 from ._rng import rng_state, set_rng_state
 from ._save import save_state
+from ._saver import Saver, SaverStatus, background_saver
 from ._snapshot import Placed, put_snapshot, snapshot_tree, take_snapshot
 from ._storage import Storage, open_storage
 
@@ -11,7 +12,10 @@ __all__ = [
     "Checkpoint",
     "CheckpointError",
     "Placed",
+    "Saver",
+    "SaverStatus",
     "Storage",
+    "background_saver",
     "list_checkpoints",
     "load_checkpoint",
     "load_state",

@@ -20,6 +20,8 @@ from ._storage import FileInfo
 logger = logging.getLogger(__name__)
 
 WRITER: Final = "WRITER.json"
+DAMAGE: Final = "DAMAGE.txt"
+EXPIRED: Final = "EXPIRED.json"
 PENDING: Final = MANIFEST + ".tmp"
 
 _GATHERED_BYTES: Final = 2**20
@@ -72,7 +74,7 @@ class Folder:
         os.replace(self._path(folder, PENDING), self._path(folder, MANIFEST))
         _sync_directory(self._path(folder))
         # From here on the checkpoint stands, and what fails below is no failure of the save.
-        self._tidy(lambda: os.unlink(self._path(folder, WRITER)), folder)  # noqa: PTH108
+        self._tidy(functools.partial(self._unlink, self._path(folder, WRITER)), folder)
         for name in expired:
             self._tidy(functools.partial(self.remove, name), name)
 
@@ -86,16 +88,15 @@ class Folder:
         return cast(BinaryIO, open(self._path(folder, name), "rb", buffering=0))
 
     def remove(self, folder: str) -> None:
-        names = sorted(self.files(folder), key=lambda name: name != MANIFEST)
-        for name in names:
-            if not (name in {MANIFEST, PENDING, WRITER} or is_data_file(name)):
-                continue
-            path = self._path(folder, name)
-            if self.drive:
-                os.truncate(path, 0)
-            os.unlink(path)  # noqa: PTH108
-            if name == MANIFEST:
-                _sync_directory(self._path(folder))
+        names = self.files(folder)
+        if MANIFEST in names:
+            # One atomic step ends the checkpoint; what a crash leaves after it is known by the new name.
+            os.replace(self._path(folder, MANIFEST), self._path(folder, EXPIRED))
+            _sync_directory(self._path(folder))
+        own = {name for name in names if is_data_file(name)} | {PENDING, DAMAGE, WRITER, EXPIRED}
+        for name in sorted(own, key=lambda name: name in {WRITER, EXPIRED}):
+            with contextlib.suppress(FileNotFoundError):
+                self._unlink(self._path(folder, name))
         os.rmdir(self._path(folder))  # noqa: PTH106
 
     def free_bytes(self) -> int | None:
@@ -106,6 +107,11 @@ class Folder:
             return shutil.disk_usage(path).free
         except OSError:
             return None
+
+    def _unlink(self, path: str) -> None:
+        if self.drive:
+            os.truncate(path, 0)
+        os.unlink(path)  # noqa: PTH108
 
     def _path(self, *names: str) -> str:
         return os.path.join(self.root, *names)  # noqa: PTH118

@@ -13,7 +13,7 @@ from ._manifest import FORMAT, MANIFEST, MAX_STATE_BYTES, STATE, Manifest, folde
 from ._save import check_arguments, expired
 from ._shard import Checked, read_shard
 from ._storage import Storage, StorageLike, open_storage
-from ._survey import Survey, is_io_damage, survey
+from ._survey import Survey, is_io_damage, note_damage, survey
 from ._tree import MAX_DEPTH, Tree, unflatten
 
 logger = logging.getLogger(__name__)
@@ -32,8 +32,8 @@ def load_checkpoint(
     """Return the newest good checkpoint and its tree, whose tensors are on the CPU.
 
     Newest is what was saved last, whatever its step and the clock: a run that went back and saved again continues from
-    there. Every byte is checked before anything is returned. A damaged checkpoint is logged, left where it is, and the
-    next older one is tried.
+    there. Every byte is checked before anything is returned. A damaged checkpoint is logged and left where it is, with a
+    note beside it if one can be written, and the next older one is tried.
 
     Args:
         storage: A path, a URL, or what `open_storage` returned.
@@ -63,6 +63,7 @@ def load_checkpoint(
                 if _is_gone(place, manifest):
                     vanished = True
                     break
+                _note(place, manifest, error)
                 problems[manifest.checkpoint.name] = str(error)
                 logger.warning("'%s': %s; trying the next older checkpoint", place.place, error)
         # Another process replaced the checkpoint while it was read: what is newest now was committed before that.
@@ -111,7 +112,9 @@ def list_checkpoints(storage: StorageLike) -> list[Checkpoint]:
         return []
     for damage in found.damaged.values():
         logger.warning("'%s': %s", place.place, damage)
-    return [manifest.checkpoint for manifest in found.good]
+    for name in found.suspect:
+        logger.warning("'%s': %s was found damaged when it was read", place.place, name)
+    return [manifest.checkpoint for manifest in found.good if manifest.checkpoint.name not in found.suspect]
 
 
 def verify(storage: StorageLike) -> list[Checkpoint]:
@@ -133,6 +136,7 @@ def verify(storage: StorageLike) -> list[Checkpoint]:
         try:
             _read_tree(place, manifest, with_sha256=True)
         except ValueError as error:  # noqa: PERF203 - each is to be named
+            _note(place, manifest, error)
             problems.append(str(error))
     if problems:
         raise CheckpointError(f"damaged in '{place.place}': {'; '.join(problems)}")
@@ -173,6 +177,12 @@ def _chosen(found: Survey, *, step: int | None, run_id: str | None) -> list[Mani
         for manifest in found.good
         if step in {None, manifest.checkpoint.step} and run_id in {None, manifest.checkpoint.run_id}
     ]
+
+
+def _note(storage: Storage, manifest: Manifest, error: ValueError) -> None:
+    # A file that could not be read this time may be whole.
+    if not isinstance(error.__cause__, OSError):
+        note_damage(storage, manifest.checkpoint.name, str(error))
 
 
 def _is_gone(storage: Storage, manifest: Manifest) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, BinaryIO, Final, cast
 
-from ._folder import WRITER
+from ._folder import DAMAGE, WRITER
 from ._manifest import MANIFEST, is_data_file
 from ._storage import FileInfo, without_secrets
 
@@ -72,7 +72,7 @@ class Objects:
 
     def remove(self, folder: str) -> None:
         for name in sorted(self.files(folder), key=lambda name: name != MANIFEST):
-            if name in {MANIFEST, WRITER} or is_data_file(name):
+            if name in {MANIFEST, WRITER, DAMAGE} or is_data_file(name):
                 self._call(self.system.rm_file, self._path(folder, name))
         # Object stores have no folders; where there are some, an empty one does no harm.
         with contextlib.suppress(OSError):
@@ -85,7 +85,7 @@ class Objects:
         return "/".join((self.root.rstrip("/"), *names))
 
     def _list(self, path: str) -> dict[str, dict[str, Any]]:
-        self.system.invalidate_cache()
+        self._call(self.system.invalidate_cache)
         entries = self._call(self.system.ls, path, detail=True)
         return {str(entry["name"]).rstrip("/").rpartition("/")[2]: entry for entry in entries}
 

@@ -9,6 +9,7 @@ import platform
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, Literal
 
 import torch
@@ -38,13 +39,13 @@ _MODES: Final = ("exact",)
 _DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
-def expired(survey_before: Survey, *, keep: int, run_id: str | None) -> list[str]:
+def expired(found: Survey, *, keep: int, run_id: str | None) -> list[str]:
     """Return the folders that a run no longer needs, oldest first.
 
     Checkpoints of other runs and damaged ones neither count nor expire.
 
     Args:
-        survey_before: What lies in the storage.
+        found: What lies in the storage.
         keep: Good checkpoints of the run that stay.
         run_id: Identity of the run.
 
@@ -53,7 +54,9 @@ def expired(survey_before: Survey, *, keep: int, run_id: str | None) -> list[str
         []
     """
     own = [
-        manifest.checkpoint.name for manifest in survey_before.good if manifest.checkpoint.run_id == run_id
+        manifest.checkpoint.name
+        for manifest in found.good
+        if manifest.checkpoint.run_id == run_id and manifest.checkpoint.name not in found.suspect
     ]
     return own[keep:][::-1]
 
@@ -202,7 +205,7 @@ def write_checkpoint(
         )
         serial = 1 + max((manifest.serial for manifest in before.good), default=0)
         manifest = Manifest(checkpoint, serial, files)
-        after = Survey((manifest, *before.good), before.damaged, ())
+        after = replace(before, good=(manifest, *before.good))
         storage.commit(
             folder,
             write_manifest(manifest, writer=_writer()),

@@ -119,6 +119,8 @@ def memory_of(tensor: Tensor) -> memoryview:
     Args:
         tensor: Of a stored dtype.
     """
+    if not tensor.numel():
+        return memoryview(b"")  # an empty tensor may have strides that forbid the view below
     return memoryview(tensor.detach().reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
 
 

@@ -119,6 +119,7 @@ def open_storage(
         **options: Passed to the fsspec file system (credentials, endpoints). They appear in no message.
 
     Raises:
+        TypeError: It is neither text nor a storage.
         ValueError: The scheme is unknown, not built yet, or lacks its package; or options were given for a path.
         CheckpointError: The path is on Colab's Google Drive, which is not mounted.
 
@@ -127,6 +128,8 @@ def open_storage(
         'memory://run'
     """
     if not isinstance(url, (str, os.PathLike)):
+        if not callable(getattr(url, "commit", None)):
+            raise TypeError(f"storage is a {type(url).__name__} and no place; give {_KNOWN}")
         return url
     text = os.fspath(url)
     if not isinstance(text, str) or not text:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ._checkpoint import CheckpointError
-from ._folder import WRITER
+from ._folder import DAMAGE, EXPIRED, WRITER
 from ._json import from_json
 from ._manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest, folder_step, read_manifest
 from ._storage import Storage
@@ -35,11 +35,14 @@ class Survey:
         good: Those whose manifest is whole and whose files have the right sizes, newest first.
         damaged: Folder to what is wrong, for those that were committed and are not good.
         attempts: Folders without a manifest.
+        suspect: Those of the good ones in which an earlier reader found damage and left a note. They are tried again when
+            all is read, but retention does not count on them.
     """
 
     good: tuple[Manifest, ...]
     damaged: dict[str, str]
     attempts: tuple[str, ...]
+    suspect: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -131,6 +134,7 @@ def survey(storage: Storage) -> Survey:
     good: list[Manifest] = []
     damaged: dict[str, str] = {}
     attempts: list[str] = []
+    suspect: set[str] = set()
     for folder in folders:
         try:
             manifest = _read(storage, folder)
@@ -140,13 +144,15 @@ def survey(storage: Storage) -> Survey:
         if manifest is None:
             attempts.append(folder)
             continue
-        damage = _wrong_sizes(storage, manifest)
+        damage, noted = _look_at_files(storage, manifest)
+        if noted:
+            suspect.add(folder)
         if damage is None:
             good.append(manifest)
         else:
             damaged[folder] = damage
     good.sort(key=lambda manifest: (manifest.serial, manifest.checkpoint.created, manifest.checkpoint.name))
-    return Survey(tuple(reversed(good)), damaged, tuple(attempts))
+    return Survey(tuple(reversed(good)), damaged, tuple(attempts), frozenset(suspect))
 
 
 def sweep(storage: Storage, attempts: tuple[str, ...], *, now: float) -> None:
@@ -161,13 +167,14 @@ def sweep(storage: Storage, attempts: tuple[str, ...], *, now: float) -> None:
     for folder in attempts:
         try:
             files = storage.files(folder)
-            if MANIFEST in files:
+            # An empty folder does no harm, and may be one that was made this very moment.
+            if MANIFEST in files or not files:
                 continue
             writer = _read_writer(storage, folder) if WRITER in files else None
             ages = [now - info.modified for info in files.values() if info.modified is not None]
-            if is_abandoned(
+            if EXPIRED in files or is_abandoned(
                 writer,
-                min(ages, default=0.0 if files else 2 * _UNSIGNED_SECONDS),
+                min(ages, default=0.0),
                 here=here,
                 is_running=is_running,
             ):
@@ -209,22 +216,37 @@ def _read(storage: Storage, folder: str) -> Manifest | None:
     return read_manifest(data, folder=folder)
 
 
-def _wrong_sizes(storage: Storage, manifest: Manifest) -> str | None:
+def note_damage(storage: Storage, folder: str, damage: str) -> None:
+    """Leave a note beside damaged files, so that retention never removes a good checkpoint in favour of them.
+
+    Args:
+        storage: A note is added, unless it cannot be written.
+        folder: The checkpoint.
+        damage: What was found.
+    """
+    try:
+        storage.write(folder, DAMAGE, iter([memoryview(f"{damage}\n".encode())]))
+    except OSError as error:
+        logger.debug("no note could be left in %s: %s", folder, error)
+
+
+def _look_at_files(storage: Storage, manifest: Manifest) -> tuple[str | None, bool]:
+    """Return what is wrong with the sizes of the files, and whether an earlier reader noted damage."""
     folder = manifest.checkpoint.name
     try:
         files = storage.files(folder)
     except OSError as error:
         if is_io_damage(error):
-            return f"{folder}: {error}"
+            return f"{folder}: {error}", False
         raise CheckpointError(
             f"'{storage.place}': {folder} cannot be read: {error}; nothing was changed"
         ) from error
     for name, digest in manifest.files.items():
         if name not in files:
-            return f"{folder}/{name}: it is missing"
+            return f"{folder}/{name}: it is missing", False
         if files[name].size != digest.size:
-            return f"{folder}/{name}: it has {files[name].size} bytes instead of {digest.size}"
-    return None
+            return f"{folder}/{name}: it has {files[name].size} bytes instead of {digest.size}", False
+    return None, DAMAGE in files
 
 
 def _read_writer(storage: Storage, folder: str) -> Writer | None:

@@ -183,6 +183,7 @@ def unflatten(document: Any, stored: Sequence[Tensor]) -> Tree:
         RuntimeError,
         AttributeError,
         StopIteration,
+        struct.error,
     ) as error:
         raise ValueError(f"the tree cannot be rebuilt: {error}") from error
 

@@ -1,0 +1,308 @@
+"""Saving in the background: the copy in the call, everything else in a thread."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any
+
+from torch import Tensor
+
+from ._checkpoint import CheckpointError
+from ._manifest import check_metadata
+from ._save import Mode, check_arguments, write_checkpoint
+from ._staging import Staged, stage
+from ._storage import Storage, StorageLike, open_storage
+from ._tree import Tree, flatten
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SaverStatus:
+    """What a saver has done so far.
+
+    Args:
+        last_step: Step of the newest checkpoint that it has committed.
+        in_flight_step: Step that is being written.
+        seconds: From the call to the commit, for the last save.
+        blocked_seconds: What the last call of ``save`` took of the caller's time.
+        bytes: Size of the last checkpoint.
+        committed: Checkpoints that it has committed.
+        committed_seconds: From call to commit, for all of these together.
+        committed_bytes: Size of all of these together, whether they are still there or not.
+        skipped: Calls that found another save in flight.
+        error: Text of an error that has not been raised yet.
+    """
+
+    last_step: int | None = None
+    in_flight_step: int | None = None
+    seconds: float = 0.0
+    blocked_seconds: float = 0.0
+    bytes: int = 0
+    committed: int = 0
+    committed_seconds: float = 0.0
+    committed_bytes: int = 0
+    skipped: int = 0
+    error: str | None = None
+
+
+class Saver:
+    """Writes checkpoints in the background, one at a time; made by `background_saver`.
+
+    Args:
+        storage: Where.
+        mode: How tensors are coded.
+        keep: How many checkpoints of the run stay.
+        run_id: Identity of the run.
+    """
+
+    _pid: int
+    _turn: threading.RLock
+    _guard: threading.Lock
+    _thread: threading.Thread | None
+    _error: CheckpointError | None
+    _wait_copied: Callable[[], None]
+
+    def __init__(self, storage: Storage, *, mode: Mode, keep: int, run_id: str | None) -> None:
+        self._storage = storage
+        self._mode = mode
+        self._keep = keep
+        self._run_id = run_id
+        self._status = SaverStatus()
+        self._closed = False
+        self._buffer: Tensor | None = None
+        self._forget_threads()
+
+    @property
+    def status(self) -> SaverStatus:
+        """What has been done so far; reading it raises nothing and waits for nothing."""
+        return self._status
+
+    def save(
+        self,
+        tree: Tree,
+        *,
+        step: int,
+        wait: bool = False,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> bool:
+        """Copy a tree and write it in the background.
+
+        Args:
+            tree: Nested containers of leaves, which may be live: it is copied before this returns, on CUDA before anything
+                that is computed later can change it.
+            step: Optimizer steps done.
+            wait: Wait for a save in flight, then for this one to be durable, and raise its error; an error of an earlier save
+                is then logged only. Otherwise a save that finds another one in flight is skipped.
+            metadata: Kept beside it, of JSON types.
+
+        Returns:
+            False if it was skipped.
+
+        Raises:
+            TypeError: Something in the tree or the metadata cannot be stored; the message names it.
+            CheckpointError: This save failed, with `wait`; without it, an earlier one did and this one was not begun. Older
+                checkpoints are as they were, and the next call begins afresh.
+        """
+        begun = time.perf_counter()
+        check_arguments(step=step, mode=self._mode, keep=self._keep, run_id=self._run_id)
+        details = check_metadata(metadata or {})
+        self._notice_fork()
+        with self._turn:
+            if self._closed:
+                raise RuntimeError("this saver is closed; make another one")
+            if wait:
+                self._join()
+                self._log_error()
+            else:
+                self._raise_error()
+                if self._thread is not None and self._thread.is_alive():
+                    self._update(skipped=self._status.skipped + 1)
+                    return False
+                self._join()
+            flat = flatten(tree)
+            # The old buffer is given up before a larger one is made.
+            buffer, self._buffer = self._buffer, None
+            staged = stage(flat, buffer)
+            self._buffer = staged.buffer
+            self._wait_copied = staged.wait
+            self._update(in_flight_step=step)
+            self._start(lambda: self._write(staged, step=step, metadata=details, begun=begun))
+            if wait:
+                self._join()
+            self._update(blocked_seconds=time.perf_counter() - begun)
+            if wait:
+                self._raise_error()
+            return True
+
+    def fence(self) -> None:
+        """Return when the save in flight no longer reads what it was given.
+
+        Raises:
+            CheckpointError: An earlier save failed.
+        """
+        self._notice_fork()
+        self._wait_copied()
+        self._raise_error()
+
+    def wait(self) -> None:
+        """Return when no save is in flight: the last one is durable, or has failed.
+
+        Raises:
+            CheckpointError: A save failed whose error was not raised yet.
+        """
+        self._notice_fork()
+        with self._turn:
+            self._join()
+        self._raise_error()
+
+    def take_error(self) -> CheckpointError | None:
+        """Return the error that the next call would raise, and forget it."""
+        self._notice_fork()
+        with self._guard:
+            error, self._error = self._error, None
+            self._status = replace(self._status, error=None)
+        return error
+
+    def close(self) -> None:
+        """Wait for the save in flight and release the memory; a second call does nothing.
+
+        Raises:
+            CheckpointError: A save failed whose error was not raised yet.
+        """
+        self._notice_fork()
+        with self._turn:
+            self._closed = True
+            self._join()
+            self._buffer = None
+        self._raise_error()
+
+    def __enter__(self) -> Saver:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self.close()
+        except CheckpointError as failure:
+            if kind is None:
+                raise
+            # What ended the block matters more.
+            logger.warning("%s", failure)
+
+    def _write(self, staged: Staged, *, step: int, metadata: dict[str, Any], begun: float) -> None:
+        try:
+            checkpoint = write_checkpoint(
+                self._storage,
+                staged.flat,
+                step=step,
+                mode=self._mode,
+                keep=self._keep,
+                metadata=metadata,
+                run_id=self._run_id,
+                before_tensors=staged.wait,
+            )
+        except Exception as error:  # noqa: BLE001 - handed to the caller's next call
+            failure = error if isinstance(error, CheckpointError) else _failure(self._storage, step, error)
+            with self._guard:
+                self._error = failure
+                self._status = replace(self._status, in_flight_step=None, error=str(failure))
+        else:
+            seconds = time.perf_counter() - begun
+            self._update(
+                last_step=step,
+                in_flight_step=None,
+                seconds=seconds,
+                bytes=checkpoint.bytes,
+                committed=self._status.committed + 1,
+                committed_seconds=self._status.committed_seconds + seconds,
+                committed_bytes=self._status.committed_bytes + checkpoint.bytes,
+            )
+
+    def _start(self, work: Callable[[], None]) -> None:
+        """Begin a thread that the interpreter waits for at its exit; one a save, so that none waits for work then."""
+        if threading.main_thread().is_alive():
+            thread = threading.Thread(target=work, name="efficio-ckpt-save", daemon=False)
+            try:
+                thread.start()
+            except RuntimeError:
+                logger.info("no thread can be started any more; saving in the call")
+            else:
+                self._thread = thread
+                return
+        work()
+
+    def _join(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _update(self, **changes: Any) -> None:
+        with self._guard:
+            self._status = replace(self._status, **changes)
+
+    def _raise_error(self) -> None:
+        error = self.take_error()
+        if error is not None:
+            raise error
+
+    def _log_error(self) -> None:
+        error = self.take_error()
+        if error is not None:
+            logger.warning("an earlier save failed: %s", error)
+
+    def _notice_fork(self) -> None:
+        if os.getpid() != self._pid:
+            self._forget_threads()
+
+    def _forget_threads(self) -> None:
+        """Begin without a save in flight: a forked child has none of its parent's threads, and may have its locked locks."""
+        self._pid = os.getpid()
+        self._turn = threading.RLock()
+        self._guard = threading.Lock()
+        self._thread = None
+        self._error = None
+        self._wait_copied = lambda: None
+        self._status = replace(self._status, in_flight_step=None, error=None)
+
+
+def background_saver(
+    storage: StorageLike,
+    *,
+    mode: Mode = "exact",
+    keep: int = 2,
+    run_id: str | None = None,
+) -> Saver:
+    """Return a saver that writes checkpoints in the background; use it after ``with``, or close it.
+
+    The interpreter does not exit before a save in flight is durable.
+
+    Args:
+        storage: A path, a URL, or what `open_storage` returned.
+        mode: ``"exact"`` keeps every bit.
+        keep: How many checkpoints of this run stay, at least 1.
+        run_id: Tells runs apart that share a storage.
+
+    Raises:
+        ValueError: An argument is out of range, or the storage is unknown.
+    """
+    check_arguments(step=0, mode=mode, keep=keep, run_id=run_id)
+    return Saver(open_storage(storage), mode=mode, keep=keep, run_id=run_id)
+
+
+def _failure(storage: Storage, step: int, error: Exception) -> CheckpointError:
+    failure = CheckpointError(
+        f"could not save step {step} to '{storage.place}': {type(error).__name__}: {error}"
+    )
+    failure.__cause__ = error
+    return failure

@@ -1,0 +1,100 @@
+"""Copies of tensors in one reused buffer, so that training can go on while they are written."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from ._tree import Flat
+
+logger = logging.getLogger(__name__)
+
+# Wide enough for every dtype and for the vector instructions of a copy.
+_ALIGNMENT: Final = 64
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A flattened tree whose tensors are copies.
+
+    Args:
+        flat: Its sources lie one after the other in `buffer`, contiguous, on the CPU.
+        buffer: Memory to be reused once the copies are written.
+        wait: Returns when all copies are complete.
+    """
+
+    flat: Flat
+    buffer: Tensor
+    wait: Callable[[], None]
+
+
+def offsets(sizes: list[int], *, alignment: int = _ALIGNMENT) -> list[int]:
+    """Return where each of several pieces begins, and where the last one ends.
+
+    Args:
+        sizes: Bytes of each piece.
+        alignment: Each begins at a multiple of this.
+
+    Example:
+        >>> offsets([1, 64, 65])
+        [0, 64, 128, 256]
+    """
+    return list(accumulate((size + -size % alignment for size in sizes), initial=0))
+
+
+def stage(flat: Flat, buffer: Tensor | None) -> Staged:
+    """Copy the tensors of a flattened tree into a buffer.
+
+    Those on the CPU are copied when this returns. Those on a CUDA device are copied on a stream of their own, for which the
+    current stream waits: whatever is computed next cannot change what is copied.
+
+    Args:
+        flat: Read; its tensors may change once the device gets to what is computed next.
+        buffer: From an earlier call, and no longer in use; another one is made when it is too small.
+    """
+    starts = offsets([source.numel() * source.element_size() for source in flat.sources])
+    devices = {source.device for source in flat.sources if source.device.type == "cuda"}
+    if buffer is None or buffer.numel() < starts[-1] or (devices and not buffer.is_pinned()):
+        buffer = _new_buffer(starts[-1], pinned=bool(devices))
+    copies = tuple(
+        buffer[start : start + source.numel() * source.element_size()].view(source.dtype).view(source.shape)
+        for start, source in zip(starts, flat.sources, strict=False)
+    )
+    events = []
+    for device in devices:
+        here = torch.cuda.current_stream(device)
+        aside = torch.cuda.Stream(device=device)  # type: ignore[no-untyped-call]
+        aside.wait_stream(here)
+        with torch.cuda.stream(aside):
+            for copy, source in zip(copies, flat.sources, strict=True):
+                if source.device == device:
+                    copy.copy_(source, non_blocking=True)
+                    source.record_stream(aside)
+        events.append(aside.record_event())
+        here.wait_event(events[-1])
+    for copy, source in zip(copies, flat.sources, strict=True):
+        if source.device not in devices:
+            copy.copy_(source)
+
+    def wait() -> None:
+        for event in events:
+            event.synchronize()
+
+    return Staged(replace(flat, sources=copies), buffer, wait)
+
+
+def _new_buffer(size: int, *, pinned: bool) -> Tensor:
+    if pinned:
+        try:
+            return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        except RuntimeError as error:
+            logger.warning(
+                "no pinned memory for %d bytes, so copies from the GPU will take longer: %s", size, error
+            )
+    return torch.empty(size, dtype=torch.uint8)
