@@ -457,13 +457,30 @@ def test_verify_names_the_first_bad_row_and_its_path_and_a_rebuild_mends_it(tmp_
     cache.verify()
 
 
-@pytest.mark.parametrize("name", ["images.u8", "labels.npy", "meta.json"])
-def test_a_file_that_was_cut_is_noticed_on_opening(name, tmp_path):
-    ImageCache.build(write_images(tmp_path / "in", 10), range(10), tmp_path / "out", size=SIZE)
+@pytest.mark.parametrize("lost", [False, True], ids=["cut", "lost"])
+@pytest.mark.parametrize("name", ["images.u8", "labels.npy", "meta.json", "rows.crc", "manifest.jsonl"])
+def test_a_file_that_was_cut_or_lost_is_noticed_and_mended(name, lost, tmp_path):
+    paths = write_images(tmp_path / "in", 10)
+    ImageCache.build(paths, range(10), tmp_path / "out", size=SIZE)
     path = tmp_path / "out" / name
-    os.truncate(path, path.stat().st_size - 1)
-    with pytest.raises(ValueError, match=name):
-        ImageCache.open(tmp_path / "out")
+    if lost:
+        path.unlink()
+    else:
+        os.truncate(path, path.stat().st_size - 2)
+    if name == "manifest.jsonl":
+        with pytest.raises(ValueError, match=r"manifest.jsonl .* rebuild=True"):
+            ImageCache.build(paths, range(10), tmp_path / "out", size=SIZE)
+    else:
+        with pytest.raises((ValueError, FileNotFoundError), match=r"rebuild=True|no image cache"):
+            ImageCache.open(tmp_path / "out").verify()
+    ImageCache.build(paths, range(10), tmp_path / "out", size=SIZE, rebuild=True).verify()
+
+
+def test_a_pickled_cache_is_its_folder(tmp_path):
+    cache = ImageCache.build(write_images(tmp_path / "in", 100), range(100), tmp_path / "out", size=(40, 40))
+    data = pickle.dumps(cache)
+    assert len(data) < 500
+    assert levels(pickle.loads(data)) == list(range(100))
 
 
 def test_damaged_labels_are_noticed_on_opening(tmp_path):

@@ -116,10 +116,11 @@ def calls_of_a_build(paths, root, on_error):
 EARLY = [0.0, 0.02, 0.1, 0.3, 0.42, 0.44, 0.46, 0.5, 0.6, 0.7, 0.8]
 PLACES = [(place, "skip") for place in (*EARLY, *(1 - k / 100 for k in range(14, -1, -1)))]
 PLACES += [(place, "raise") for place in (0.0, 0.4, 0.6, 0.95, 0.96, 0.97, 0.98, 0.99, 1.0)]
+PLACES = [(place, kind, number % 2 == 0) for number, (place, kind) in enumerate(PLACES)]
+NAMES = [f"{place:.2f}-{kind}-{'before' if before else 'after'}" for place, kind, before in PLACES]
 
 
-@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
-@pytest.mark.parametrize(("place", "on_error"), PLACES, ids=[f"{place:.2f}-{kind}" for place, kind in PLACES])
+@pytest.mark.parametrize(("place", "on_error", "before"), PLACES, ids=NAMES)
 def test_a_killed_build_is_continued_to_the_same_bytes(place, on_error, before, folder, tmp_path, decodes):
     everything, good, root = folder
     paths = everything if on_error == "skip" else good
@@ -301,3 +302,22 @@ def test_a_file_lost_while_the_gaps_are_closed_is_decoded_once_more(folder, tmp_
     build(everything, tmp_path / "out", on_error="skip").verify()
     assert len(decodes) == 1
     assert contents(tmp_path / "out") == contents(root / "counted-skip")
+
+
+def test_a_file_that_changed_while_the_gaps_are_closed_is_not_served_as_it_was(folder, tmp_path):
+    everything, _, _ = folder
+    copies = [str(tmp_path / f"{number:03d}") for number in range(len(everything))]
+    for copy, path in zip(copies, everything, strict=True):
+        Path(copy).write_bytes(Path(path).read_bytes())
+
+    def work():
+        interrupt_at(COUNT + 3 * 3 + 15, before=False)
+        build(copies, tmp_path / "out", on_error="skip")
+
+    assert in_child(work) == -signal.SIGKILL
+    assert parse_journal((tmp_path / "out" / "building" / "journal").read_bytes()).failed is not None
+    Image.new("RGB", (9, 9), (250, 250, 250)).save(copies[0], "png")
+    Image.new("RGB", (9, 9), (240, 240, 240)).save(copies[5], "png")
+    result = build(copies, tmp_path / "out", on_error="skip")
+    assert result.images[[0, 5], 0, 0, 0].tolist() == [250, 240]
+    assert len(result) == COUNT + 1

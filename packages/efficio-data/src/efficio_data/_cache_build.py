@@ -131,8 +131,10 @@ def _open_stage(stage: Path, request: Request, rebuild: bool) -> History:
             f"{stage} holds an unfinished build of something else ({'; '.join(changed)}); "
             "pass rebuild=True to begin anew, or ask for the same again to finish it"
         )
-    if old is not None and not changed and _is_whole(stage / IMAGES, history, request):
-        return history
+    if old is not None and not changed:
+        if _is_usable(stage / IMAGES, history, request):
+            return history
+        _log.warning("%s cannot be continued and is begun anew", stage)
     stage.mkdir(exist_ok=True)
     for name in (PLAN, JOURNAL, IMAGES, LABELS, CRCS, MANIFEST):
         (stage / name).unlink(missing_ok=True)
@@ -143,14 +145,17 @@ def _open_stage(stage: Path, request: Request, rebuild: bool) -> History:
     return parse_journal(b"")
 
 
-def _is_whole(images: Path, history: History, request: Request) -> bool:
-    """Say whether the file of rows can hold what the journal tells of; rows past its end would be read as black ones."""
-    if not images.exists():
-        return False
-    closing = history.failed is not None  # it may have been cut to its final size
-    return (
-        closing or not history.rows or images.stat().st_size == len(request.paths) * request.recipe.row_bytes
-    )
+def _is_usable(images: Path, history: History, request: Request) -> bool:
+    """Say whether the build that the journal tells of can be continued."""
+    if history.failed is not None:  # rows are being moved: none can be made again, as its place may be taken
+        known = {row: entry.source for row, entry in history.rows.items()}
+        known.update((row, failure.source) for row, failure in history.failed.items())
+        same = (same_source(request.paths[row], source, request.check) for row, source in known.items())
+        return images.exists() and None not in same
+    if not history.rows:
+        return images.exists()
+    # Rows past the end of a file that was cut would be read as black ones.
+    return images.exists() and images.stat().st_size == len(request.paths) * request.recipe.row_bytes
 
 
 def _drop_changed(done: dict[int, Row], rows: RowFile, request: Request, history: History) -> None:

@@ -94,7 +94,7 @@ class RowFile:
 
     def _named(self, error: OSError, needed: int) -> OSError:
         if error.errno not in _FULL:
-            return OSError(error.errno, f"cannot write the image cache: {error.strerror}", str(self.path))
+            return OSError(error.errno, error.strerror, str(self.path))
         free = shutil.disk_usage(self.path.parent).free
         text = f"the disk is full: the images need {needed} bytes in all, {free} are free; make room and build again"
         return OSError(error.errno, text, str(self.path))

@@ -75,7 +75,9 @@ def parse_info(data: bytes) -> CacheInfo:
                 recipe=Recipe(**recipe), failed=failed, failed_rows=tuple(record.pop("failed_rows")), **record
             )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"damaged ({error!r})") from error
+        raise ValueError(
+            f"damaged ({error!r}); call ImageCache.build with rebuild=True to mend it"
+        ) from error
     raise ValueError(
         f"format {version!r}, and this version of efficio-data reads format {FORMAT}; upgrade it"
     )

@@ -6,9 +6,9 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from ._cache_lock import Lock
 from ._cache_request import Request
 from ._cache_source import read_source, same_source, unread_source
 from ._decode import decode_image, decoder_name
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor, Future
 
 _GROUP = 64
 _PROGRESS_SECONDS = 0.1

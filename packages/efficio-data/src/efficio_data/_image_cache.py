@@ -58,7 +58,7 @@ class ImageCache:
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root)
         self.info: CacheInfo = _readable_info(self.root)
-        size = (self.root / IMAGES).stat().st_size
+        size = (self.root / IMAGES).stat().st_size if (self.root / IMAGES).exists() else 0
         rows, *shape = self.info.shape
         if (
             size != rows * self.info.recipe.row_bytes
@@ -66,8 +66,7 @@ class ImageCache:
             raise ValueError(
                 f"{self.root / IMAGES} has {size} bytes where {rows} rows of {shape} belong; {_REMEDY}"
             )
-        data = (self.root / LABELS).read_bytes()
-        if zlib.crc32(data) != self.info.labels_crc:
+        if not _labels_are_good(self.root, self.info):
             raise ValueError(f"{self.root / LABELS} is damaged, or was being changed; {_REMEDY}")
         self.labels: npt.NDArray[Any] = np.load(self.root / LABELS, allow_pickle=False)
         self.images: np.memmap[Any, np.dtype[np.uint8]] = np.memmap(
@@ -79,6 +78,9 @@ class ImageCache:
 
     def __repr__(self) -> str:
         return f"ImageCache({str(self.root)!r}, shape={self.info.shape})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return ImageCache, (self.root.absolute(),)  # NumPy would copy all the images
 
     @classmethod
     def open(cls, root: str | os.PathLike[str]) -> ImageCache:
@@ -177,14 +179,16 @@ class ImageCache:
         Raises:
             ValueError: The first bad row, with its number and path.
         """
-        crcs = np.frombuffer((self.root / CRCS).read_bytes(), "<u4")
-        if len(crcs) != len(self):
-            raise ValueError(f"{self.root / CRCS} has {len(crcs)} checksums for {len(self)} rows; {_REMEDY}")
+        path = self.root / CRCS
+        data = path.read_bytes() if path.exists() else b""
+        if len(data) != 4 * len(self):
+            raise ValueError(f"{path} has {len(data)} bytes of checksums for {len(self)} rows; {_REMEDY}")
+        crcs = np.frombuffer(data, "<u4")
         images = np.asarray(self.images)
         for row in range(len(self)) if rows is None else rows:
             if zlib.crc32(images[row]) != crcs[row]:
-                path = parse_manifest((self.root / MANIFEST).read_bytes())[self.info.kept[row]][0]
-                raise ValueError(f"row {row} of {self.root} ({path}) is damaged; {_REMEDY}")
+                source = parse_manifest((self.root / MANIFEST).read_bytes())[self.info.kept[row]][0]
+                raise ValueError(f"row {row} of {self.root} ({source}) is damaged; {_REMEDY}")
 
 
 def _readable_info(root: Path) -> CacheInfo:
@@ -241,7 +245,7 @@ def _find_changes(root: Path, request: Request) -> _Changes | None:
     changed = differences(asdict(info.recipe), asdict(request.recipe))
     try:
         manifest = parse_manifest((root / MANIFEST).read_bytes())
-    except ValueError as error:
+    except (FileNotFoundError, ValueError) as error:
         raise ValueError(f"{root / MANIFEST} cannot be used: {error}; {_REMEDY}") from error
     if len(manifest) != len(request.paths):
         changed.append(f"{len(manifest)} paths were given and {len(request.paths)} are")
@@ -260,11 +264,13 @@ def _find_changes(root: Path, request: Request) -> _Changes | None:
     )
     touched = any(entry[0] != known for entry, (_, known, _) in zip(entries, manifest, strict=False))
     labels = zlib.crc32(labels_file(request.labels[info.kept])) != info.labels_crc
-    try:
-        labels = labels or zlib.crc32((root / LABELS).read_bytes()) != info.labels_crc
-    except FileNotFoundError:
-        labels = True
+    labels = labels or not _labels_are_good(root, info)
     return _Changes(tuple(changed), labels, entries if touched and not lost else None)
+
+
+def _labels_are_good(root: Path, info: CacheInfo) -> bool:
+    path = root / LABELS
+    return path.exists() and zlib.crc32(path.read_bytes()) == info.labels_crc
 
 
 def _refuse_pixels(root: Path, changes: _Changes) -> None:
