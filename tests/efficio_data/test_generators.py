@@ -3,6 +3,7 @@ import random
 
 import numpy as np
 import torch
+
 from efficio_data._generators import find_generators, key_generators
 
 

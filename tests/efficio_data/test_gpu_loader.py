@@ -3,9 +3,10 @@ import logging
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import Subset
+
 from efficio_data import GPULoader, Position, resumable
 from efficio_data._gpu_loader import _refuse_too_large
-from torch.utils.data import Subset
 
 
 class Held:

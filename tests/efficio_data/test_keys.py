@@ -2,6 +2,7 @@ import random
 
 import numpy as np
 import torch
+
 from efficio_data import derive_seed, seed_generators
 from efficio_data._keys import isolated_generators
 

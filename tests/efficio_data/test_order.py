@@ -1,5 +1,6 @@
 import pytest
 import torch
+
 from efficio_data import epoch_order
 
 

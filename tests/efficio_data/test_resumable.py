@@ -3,7 +3,6 @@ import random
 import numpy as np
 import pytest
 import torch
-from efficio_data import Position, resumable
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -16,6 +15,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
     get_worker_info,
 )
+
+from efficio_data import Position, resumable
 
 
 class Augmented(Dataset):

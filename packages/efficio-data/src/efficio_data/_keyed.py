@@ -9,7 +9,14 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import (
+    IterableDataset,
+    Subset,
+    TensorDataset,
+    default_collate,
+    default_convert,
+    get_worker_info,
+)
 
 from ._generators import find_generators, key_generators
 from ._keys import derive_seed, seed_generators
@@ -17,7 +24,8 @@ from ._keys import derive_seed, seed_generators
 Key = tuple[int, int, Any]
 """(epoch, ordinal in the epoch of the first sample, index or list of indices): what a sampler sends to a worker."""
 
-_OWN = frozenset({"_dataset", "_seed", "_generators", "_epoch"})
+_OWN = frozenset({"_dataset", "_seed", "_generators", "_epoch", "_roots"})
+_PARTS = ("sample", "batch", "collate", "stream")  # places within an epoch that have streams of their own
 
 
 class StandIn:
@@ -28,6 +36,7 @@ class StandIn:
         self._seed = seed
         self._generators: tuple[Any, ...] | None = None
         self._epoch: int | None = None
+        self._roots: dict[str, int] = {}
 
     def __getattr__(self, name: str) -> Any:
         if name in _OWN or name.startswith("__"):  # not there yet while unpickling
@@ -42,7 +51,13 @@ class StandIn:
 
     def __getstate__(self) -> dict[str, Any]:
         # The generators are found anew in each process: a pickled copy would not be the one that the dataset uses.
-        return {"_dataset": self._dataset, "_seed": self._seed, "_generators": None, "_epoch": None}
+        return {
+            "_dataset": self._dataset,
+            "_seed": self._seed,
+            "_generators": None,
+            "_epoch": None,
+            "_roots": {},
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
@@ -52,13 +67,14 @@ class StandIn:
         """Tell the dataset which epoch it is, in the process that reads it: persistent workers hear of it too."""
         if epoch != self._epoch:
             self._epoch = epoch
+            self._roots = {part: derive_seed(self._seed, part, epoch) for part in _PARTS}
             if callable(getattr(self._dataset, "set_epoch", None)):
                 self._dataset.set_epoch(epoch)
         if self._generators is None:
             self._generators = find_generators(self._dataset)
 
-    def _key(self, *place: int | str) -> None:
-        key = derive_seed(self._seed, *place)
+    def _key(self, part: str, *place: int) -> None:
+        key = derive_seed(self._roots[part], *place)
         seed_generators(key)
         if self._generators:
             key_generators(self._generators, key)
@@ -67,8 +83,23 @@ class StandIn:
 class KeyedDataset(StandIn):
     """A map-style dataset whose samples are each built under the key of their ordinal in the epoch.
 
-    The ordinal, not the index: an index that is drawn twice in an epoch gets two augmentations.
+    The ordinal, not the index: an index that is drawn twice in an epoch gets two augmentations. Where nothing can draw (tensors
+    in memory, torch's own collation), nothing is keyed.
+
+    Args:
+        dataset: The user's.
+        seed: Of the loop.
+        collate_fn: The user's; it runs after the samples, in the same process.
     """
+
+    def __init__(self, dataset: Any, seed: int, collate_fn: Any) -> None:
+        super().__init__(dataset, seed)
+        object.__setattr__(self, "_draws", not _is_plain(dataset))
+        object.__setattr__(self, "_collate_draws", collate_fn not in (default_collate, default_convert))
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = {"_draws": self._draws, "_collate_draws": self._collate_draws}
+        return {**super().__getstate__(), **own}
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -76,9 +107,11 @@ class KeyedDataset(StandIn):
     def __getitem__(self, key: Key) -> Any:
         epoch, ordinal, index = key
         self._begin(epoch)
-        self._key("sample", epoch, ordinal)
+        if self._draws:
+            self._key("sample", ordinal)
         sample = self._dataset[index]
-        self._key("batch", epoch, ordinal)  # for the conversion that follows
+        if self._collate_draws:
+            self._key("collate", ordinal)
         return sample
 
     def __getitems__(self, key: Key) -> list[Any]:
@@ -86,14 +119,16 @@ class KeyedDataset(StandIn):
         self._begin(epoch)
         whole = getattr(self._dataset, "__getitems__", None)
         if callable(whole):
-            self._key("batch", epoch, first)
+            self._key("batch", first)
             samples = whole(indices)
         else:
             samples = []
             for ordinal, index in enumerate(indices, first):
-                self._key("sample", epoch, ordinal)
+                if self._draws:
+                    self._key("sample", ordinal)
                 samples.append(self._dataset[index])
-        self._key("collate", epoch, first)  # collate_fn runs next, in this process
+        if self._collate_draws:
+            self._key("collate", first)
         return samples  # type: ignore[no-any-return]
 
 
@@ -116,17 +151,24 @@ class KeyedStream(StandIn, IterableDataset[Any]):
         worker = get_worker_info()
         place = 0 if worker is None else worker.id
         self._begin(epoch)
-        self._key("stream", epoch, place)
+        self._key("stream", place)
         items = iter(self._dataset)
         ordinal = 0
         while True:
-            self._key("sample", epoch, place, ordinal)
+            self._key("sample", place, ordinal)
             try:
                 item = next(items)
             except StopIteration:
                 return
             yield item
             ordinal += 1
+
+
+def _is_plain(dataset: Any) -> bool:
+    """Whether its samples are only read, so that no draw is possible."""
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    return type(dataset) in (TensorDataset, list, tuple)
 
 
 class CountedCollate:

@@ -136,7 +136,7 @@ class _Map:
 
     def __init__(self, loader: DataLoader[Any], seed: int) -> None:
         self._seed = seed
-        self._dataset = KeyedDataset(loader.dataset, seed)
+        self._dataset = KeyedDataset(loader.dataset, seed, loader.collate_fn)
         self._keys = _Keys(loader, seed)
         replaced = "sampler" if loader.batch_sampler is None else "batch_sampler"
         self._loader = _rewired(loader, dataset=self._dataset, **{replaced: self._keys})

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from ._position import Position
+
 
 def leaves(batch: Any) -> Iterator[Any]:
     """What a batch is made of, in order: everything that is not a tuple, a list, a mapping or a dataclass.
@@ -158,7 +160,7 @@ def _mover(kind: type) -> Callable[[Any, torch.device, str], Any]:
         return _moved_tensor
     if kind is tuple or kind is list:
         return _moved_list
-    if issubclass(kind, (type, torch.nn.Module)):
+    if issubclass(kind, (type, torch.nn.Module, Position)):
         return _unmoved
     if callable(getattr(kind, "to", None)):
         return _moved_by_itself

@@ -1,0 +1,385 @@
+"""Run: the five packages, composed for an ordinary training loop."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from efficio_budget import Budget, host
+from efficio_data import derive_seed, prefetch
+from efficio_precision import (
+    autocast,
+    backward,
+    clip_grad_norm,
+    evaluating,
+    make_scaler,
+    precision_policy,
+    step_optimizer,
+    to_channels_last,
+    unsafe_under_autocast,
+)
+from efficio_report import GPUSample, Report, Totals, collect_report, span
+
+from ._console import Notes, say
+from ._live import Live
+from ._loop import Loop
+from ._naming import is_scheduler, loop_name, object_names
+from ._schedule import Schedule
+from ._session import Session
+from ._source import open_source
+from ._words import bce_note, environment_note, scheduler_note, start_line, storage_note
+
+
+class Run:
+    """One training that may be stopped and resumed any number of times, and is the same run every time.
+
+    Args:
+        budget: Time from here on, such as `"2h"` or `"11h30m"`, or seconds; None for no limit. The loop stops and saves before
+            it is up. Each process has its own budget, and all loops of a run share it.
+        storage: A folder (a mounted Drive is one) or an fsspec URL.
+        checkpoint_mode: `"exact"` keeps every bit.
+        save_every: A number of optimizer steps, or a duration such as `"10m"`.
+        keep: How many checkpoints stay.
+        grad_accum_steps: Batches whose gradients one optimizer step takes.
+        precision: `"auto"` chooses by the device; or `"fp32"`, `"fp16"`, `"bf16"`.
+        seed: Of order and randomness; None takes torch's own at the first start. A resumed run keeps the one it began with.
+        scheduler_interval: `"step"` steps a prepared scheduler in `step`, `"epoch"` when an epoch ends, None never.
+        margin: Part of the budget kept for the last save; None is ten minutes or a tenth, whichever is less.
+        deterministic: Let torch use deterministic kernels only: bitwise the same run on the same kind of GPU, and slower.
+        progress: Whether to show a progress bar.
+        clock: Seconds from any origin, never going back.
+
+    Attributes:
+        policy: The number format and why.
+        device: Where models and batches are.
+
+    Raises:
+        ValueError: An argument makes no sense; the message names it.
+        RuntimeError: The GPU has no kernels in this torch.
+        CheckpointError: The storage is on a Drive that is not mounted.
+    """
+
+    def __init__(
+        self,
+        budget: str | float | None = None,
+        *,
+        storage: str | Path = "efficio-run",
+        checkpoint_mode: Literal["exact"] = "exact",
+        save_every: int | str = "10m",
+        keep: int = 2,
+        grad_accum_steps: int = 1,
+        precision: Literal["auto", "fp32", "fp16", "bf16"] = "auto",
+        seed: int | None = None,
+        scheduler_interval: Literal["step", "epoch"] | None = "step",
+        margin: str | float | None = None,
+        deterministic: bool = False,
+        progress: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._totals = Totals(phase="setup", clock=clock)
+        self._budget = Budget(budget, margin=margin, clock=clock)
+        self._schedule = Schedule(self._budget, save_every, clock=clock)
+        _check_count("keep", keep)
+        _check_count("grad_accum_steps", grad_accum_steps)
+        if scheduler_interval not in ("step", "epoch", None):
+            raise ValueError(f"scheduler_interval={scheduler_interval!r}, expected 'step', 'epoch' or None")
+        self._accumulated = grad_accum_steps
+        self._interval = scheduler_interval
+        self._deterministic = deterministic
+        self._shown = progress
+        self.policy = precision_policy(precision=precision)
+        self.device = torch.device(self.policy.device.type)
+        self._environment = {
+            "device": self.policy.device.name,
+            "torch": torch.__version__.split("+")[0],
+            "threads": torch.get_num_threads(),
+        }
+        self._seed = seed
+        self._session = Session(
+            storage, mode=checkpoint_mode, keep=keep, seed=seed, environment=self._environment, clock=clock
+        )
+        self._scaler = make_scaler(self.policy)
+        self._live = Live()
+        self._notes = Notes()
+        self._samples: list[GPUSample] = []
+        self._begun: dict[str, int] = {}
+        self._models: list[nn.Module] = []
+        self._optimizers: list[Optimizer] = []
+        self._schedulers: list[Any] = []
+        self._first_step = 0
+
+    def prepare(self, *objects: Any, **named: Any) -> Any:
+        """Take models, optimizers, schedulers and whatever else has a state dict, and restore them from the newest checkpoint.
+
+        Models move to the device (and to channels_last where that helps). Objects are matched by name: `model`, `optimizer`,
+        `scheduler` in the order given, or the keyword. May be called again, for a scheduler that is built later.
+
+        Args:
+            *objects: Objects with `state_dict` and `load_state_dict`; changed in place.
+            **named: The same, under names of their own.
+
+        Returns:
+            The same objects, one as it is, several as a tuple.
+
+        Raises:
+            TypeError: An object has no state dict.
+            CheckpointError: They do not fit the checkpoint (nothing is touched), or no checkpoint is good.
+        """
+        with span(self._totals, "setup"):
+            session, first = self._session, not self._session.objects
+            added = object_names(objects, named, taken=session.objects)
+            for thing in added.values():
+                if isinstance(thing, nn.Module):
+                    to_channels_last(thing.to(self.device), self.policy)
+            unknown = session.add({**added, "scaler": self._scaler} if first else added)
+            if first:
+                self._live.step = self._first_step = session.progress.step
+                self._live.skipped = session.progress.skipped
+                self._greet()
+            if unknown:
+                self._notes.tell(f"not in the checkpoint, so new: {', '.join(unknown)}")
+            known = session.objects.values()
+            self._models = [thing for thing in known if isinstance(thing, nn.Module)]
+            self._optimizers = [thing for thing in known if isinstance(thing, Optimizer)]
+            self._schedulers = [thing for thing in known if is_scheduler(thing)]
+            self._notes.tell(
+                scheduler_note([name for name, thing in added.items() if is_scheduler(thing)], self._interval)
+            )
+            if self.policy.dtype != torch.float32:
+                unsafe = unsafe_under_autocast(*self._models)
+                self._notes.tell(bce_note(unsafe))
+        given = (*objects, *named.values())
+        return given[0] if len(given) == 1 else given
+
+    def loop(
+        self,
+        loader: Any,
+        epochs: int,
+        *,
+        name: str | None = None,
+        gpu_transform: Callable[[Any], Any] | None = None,
+    ) -> Iterator[Any]:
+        """The batches of some epochs, on the device, from where the run is.
+
+        Between two of them the run is saved when it is due, and stopped when the budget or a signal says so. A `break` after
+        a step leaves the body half-way: what was trained since the last checkpoint is then lost.
+
+        Args:
+            loader: A `DataLoader`, a `GPULoader`, or batches in a list.
+            epochs: How many in all, those of earlier sessions included.
+            name: The loop's identity; its ordinal in the run by default. An unfinished loop goes on when it is called again.
+            gpu_transform: Applied to each batch on the device, such as `on_inputs(Compose([...]))`.
+
+        Returns:
+            An iterator of batches as the loader makes them. It raises KeyboardInterrupt after Ctrl-C, once the body has finished
+            and the state is saved, and CheckpointError when the first or the last save fails.
+
+        Raises:
+            RuntimeError: Nothing was prepared.
+            ValueError: The loader has no batches, or `epochs` is not a count.
+        """
+        _check_count("epochs", epochs)
+        if not self._session.objects:
+            raise RuntimeError("run.loop came before run.prepare: call run.prepare(model, optimizer) first")
+        if gpu_transform is not None and not callable(gpu_transform):
+            raise TypeError(
+                f"gpu_transform is a {type(gpu_transform).__name__}, expected a callable on a batch"
+            )
+        with span(self._totals, "setup"):
+            if name is None:
+                name = loop_name(self._begun, self._session.progress.loops)
+            seed = derive_seed(self._session.progress.seed, "loop", name)
+            source, applied = open_source(loader, seed=seed, device=self.device)
+        self._notes.use(*applied)
+        if self.stopped:
+            return iter(())
+        self._begun[name] = epochs
+        return Loop(
+            name=name,
+            epochs=epochs,
+            source=source,
+            transform=gpu_transform,
+            accumulated=self._accumulated,
+            device=self.device,
+            policy=self.policy,
+            deterministic=self._deterministic,
+            shown=self._shown,
+            session=self._session,
+            schedule=self._schedule,
+            totals=self._totals,
+            live=self._live,
+            notes=self._notes,
+            samples=self._samples,
+            clear_gradients=self._clear_gradients,
+            end_epoch=lambda: self._step_schedulers("epoch"),
+        ).batches()
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """The region in which forward and loss are computed in the policy's number format."""
+        return autocast(self.policy)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add the loss's gradients, scaled for fp16 and divided by the batches of the accumulation group.
+
+        Args:
+            loss: A scalar, the mean over its batch.
+        """
+        backward(loss, self._scaler, scale=1.0 / self._live.size)
+
+    def clip_grad_norm(self, max_norm: float) -> torch.Tensor | None:
+        """Clip the gradients of all prepared optimizers together, once per optimizer step.
+
+        Args:
+            max_norm: The largest norm left.
+
+        Returns:
+            The norm before clipping, a scalar tensor; None in the middle of an accumulation group, where nothing is done.
+        """
+        if not self._live.group_ends:
+            return None
+        optimizers = self._optimizers
+        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        parameters = [parameter for group in groups for parameter in group["params"]]
+        return clip_grad_norm(parameters, max_norm, optimizer=optimizers, scaler=self._scaler)
+
+    def step(self, *optimizers: Optimizer) -> bool:
+        """Step the optimizers and the schedulers and clear the gradients, when the accumulation group is whole.
+
+        Args:
+            *optimizers: Those to step, with the schedulers that follow them; all prepared ones by default.
+
+        Returns:
+            Whether the optimizers stepped: False in the middle of a group, and when the scaler skipped a step.
+        """
+        live = self._live
+        if not live.group_ends:
+            return False
+        stepped = True
+        for optimizer in optimizers or self._optimizers:
+            stepped &= step_optimizer(optimizer, self._scaler)
+            optimizer.zero_grad(set_to_none=True)
+        self._scaler.update()
+        if not stepped:
+            live.skipped += 1
+            return False
+        live.step += 1
+        self._step_schedulers("step", *optimizers)
+        return True
+
+    @contextmanager
+    def evaluate_mode(self) -> Iterator[None]:
+        """Evaluate in the body or between loops: no gradients, evaluation mode, and no trace in modes or random streams."""
+        with span(self._totals, "evaluate"), evaluating(*self._models, policy=self.policy):
+            yield
+
+    def batches(self, loader: Any) -> Iterator[Any]:
+        """The batches of a loader on the device, without a position: for evaluation."""
+        return prefetch(loader, self.device)
+
+    def save(self) -> bool:
+        """Save now: outside a loop at once; in a loop when the body has finished, as only that can be resumed exactly.
+
+        Returns:
+            Whether it is stored already.
+        """
+        if self._live.in_body:
+            self._schedule.request()
+            return False
+        with span(self._totals, "save"):
+            self._session.save(wait=True)
+        return True
+
+    def report(self) -> Report:
+        """Where the time of this session went, and what to change; a notebook shows it, elsewhere print it."""
+        self._totals.settle()
+        live, status = self._live, self._session.saver.status
+        return collect_report(
+            self._totals,
+            self._samples,
+            steps=live.step - self._first_step,
+            samples_seen=live.samples,
+            skipped_steps=live.skipped,
+            saves=status.committed,
+            save_seconds=status.committed_seconds,
+            save_bytes=status.committed_bytes,
+            resumed_from=self._session.resumed_from,
+            stopped=live.stop.reason or live.ended,
+            host=host(os.environ),
+            device=self.device.type,
+            device_name=self.policy.device.name,
+            precision=self.policy.reason,
+            applied=self._notes.applied,
+            notes=self._notes.told,
+        )
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the budget or a signal has asked for the end; loops begun afterwards give nothing."""
+        return bool(self._live.stop)
+
+    @property
+    def finished(self) -> bool:
+        """Whether every loop that was begun has trained all of its epochs."""
+        loops = self._session.progress.loops
+        return bool(self._begun) and all(
+            name in loops and loops[name].epoch >= epochs for name, epochs in self._begun.items()
+        )
+
+    @property
+    def step_count(self) -> int:
+        """Optimizer steps done, those of earlier sessions included."""
+        return self._live.step
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the current loop is in, from 0."""
+        return self._live.epoch
+
+    @property
+    def seed(self) -> int:
+        """The seed that order and randomness follow from."""
+        return self._session.progress.seed
+
+    def _clear_gradients(self) -> None:
+        for optimizer in self._optimizers:
+            optimizer.zero_grad(set_to_none=True)
+
+    def _step_schedulers(self, interval: str, *optimizers: Optimizer) -> None:
+        if interval == self._interval:
+            for scheduler in self._schedulers:
+                if not optimizers or scheduler.optimizer in optimizers:
+                    scheduler.step()
+
+    def _greet(self) -> None:
+        session, policy = self._session, self.policy
+        say(
+            start_line(
+                resumed_from=session.resumed_from,
+                seconds=session.progress.seconds,
+                place=session.place,
+                precision=policy.reason,
+                stops_at=self._budget.stops_at(datetime.now()),
+            )
+        )
+        self._notes.use(policy.reason)
+        self._notes.tell(storage_note(host(os.environ), session.place))
+        if session.resumed_from is not None:
+            self._notes.tell(environment_note(session.stored_environment, self._environment))
+            if self._seed not in (None, session.progress.seed):
+                self._notes.tell(
+                    f"seed={self._seed} is not used: this run began with {session.progress.seed} and keeps it"
+                )
+
+
+def _check_count(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name}={value!r}, expected a whole number of 1 or more")

@@ -1,0 +1,219 @@
+"""Session: what a run holds in memory and in storage, and how the one follows from the other."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from efficio_ckpt import (
+    CheckpointError,
+    Saver,
+    background_saver,
+    load_checkpoint,
+    open_storage,
+    put_snapshot,
+    rng_state,
+    set_rng_state,
+    snapshot_tree,
+)
+from efficio_data import Position
+
+from ._changes import Changes
+from ._progress import Progress
+
+_log = logging.getLogger(__name__)
+
+# The one thing of this package that outlives a run: a cell that is run again makes a new run while the old one may still be saving
+# to the same place. The new one has to wait for it, and only the process knows both.
+_open_sessions: weakref.WeakValueDictionary[str, Session] = weakref.WeakValueDictionary()
+
+
+class Session:
+    """The prepared objects, the progress, and their checkpoints in one storage.
+
+    What is in memory is either the state of the last point between two optimizer steps (`changes.any` is False), and can be
+    saved, or something half-way, and can only be thrown away by `rewind`. The two never mix.
+
+    Attributes:
+        objects: What is stored, by name.
+        progress: How far the run is, as of the last `commit`.
+        changes: Raised when the objects have left that point.
+        resumed_from: Step of the checkpoint that was loaded; None for a new run.
+        stored_environment: What the loaded checkpoint says about where it was written.
+    """
+
+    def __init__(
+        self,
+        storage: str | Path,
+        *,
+        mode: Literal["exact"],
+        keep: int,
+        seed: int | None,
+        environment: Mapping[str, Any],
+        clock: Callable[[], float],
+    ) -> None:
+        self._storage = open_storage(storage)
+        self._mode = mode
+        self._keep = keep
+        self._seed = seed
+        self._environment = dict(environment)
+        self._clock = clock
+        self._started = clock()
+        self._seconds_before = 0.0
+        self._saver: Saver | None = None
+        self._stored: dict[str, Any] = {}
+        self._rng: Any = None
+        self._saved: tuple[int, dict[str, Position]] | None = None
+        self._run_id = ""
+        self.objects: dict[str, Any] = {}
+        self.progress = Progress(seed=0)
+        self.changes = Changes()
+        self.resumed_from: int | None = None
+        self.stored_environment: dict[str, Any] = {}
+
+    @property
+    def place(self) -> str:
+        """Where the checkpoints are, without secrets."""
+        return self._storage.place
+
+    @property
+    def saver(self) -> Saver:
+        """The saver of this run; it is there once something was prepared."""
+        if self._saver is None:
+            raise RuntimeError("nothing was prepared: call run.prepare(model, optimizer) first")
+        return self._saver
+
+    def add(self, objects: Mapping[str, Any]) -> tuple[str, ...]:
+        """Take objects under their names, and restore them from the newest good checkpoint.
+
+        Returns:
+            Names of those that the checkpoint does not know: they start as they are.
+
+        Raises:
+            CheckpointError: They do not fit the checkpoint, or there are checkpoints but none is good. Nothing is touched.
+        """
+        first = self._saver is None
+        if first:
+            self._open()
+        together = {**self.objects, **objects}
+        put_snapshot(self._stored, together)
+        if first and self._rng is not None:
+            set_rng_state(self._rng)
+        unknown = () if self.resumed_from is None else tuple(objects.keys() - self._stored.keys())
+        for name in objects.keys() - self.objects.keys():
+            self.changes.watch(objects[name])
+        self.objects = together
+        return unknown
+
+    def begin(self, name: str, length: int | None) -> tuple[Position, tuple[str, ...]]:
+        """Make memory and storage agree before a loop goes on.
+
+        What was left half-way is thrown away for the last checkpoint; a new run stores its first one, so that there is always one
+        to go back to, and storage that cannot be written to is found before anything is trained.
+
+        Returns:
+            Where the loop is, and the names in the checkpoint for which no object was prepared.
+
+        Raises:
+            CheckpointError: The storage cannot be written to, or has no good checkpoint left.
+        """
+        if self.changes.any:
+            self.rewind()
+        # What no object has claimed is carried on, from checkpoint to checkpoint.
+        self._stored = {name: state for name, state in self._stored.items() if name not in self.objects}
+        if self._saved is None:
+            self.save(wait=True)
+        if length is not None:
+            self.progress.lengths[name] = length
+        return self.progress.loops.get(name, Position()), tuple(sorted(self._stored))
+
+    def commit(self, name: str, position: Position, *, batches: int, step: int, skipped: int) -> None:
+        """Move the point that the next checkpoint is taken of to here: the body has finished, an optimizer step is whole."""
+        self.progress.loops[name] = position
+        self.progress.batches[name] = batches
+        self.progress.step = step
+        self.progress.skipped = skipped
+        self.changes.any = False
+
+    def save(self, *, wait: bool) -> bool:
+        """Store the state of the last `commit`.
+
+        Args:
+            wait: Until it is durable; otherwise a save may be skipped while another is being written.
+
+        Returns:
+            Whether a checkpoint was begun; False when there is nothing new.
+
+        Raises:
+            CheckpointError: It could not be written, or an earlier one in the background could not.
+        """
+        point = self.progress.step, dict(self.progress.loops)
+        if point == self._saved and (not wait or self._is_durable()):
+            return False
+        self.progress.seconds = self._seconds_before + max(0.0, self._clock() - self._started)
+        tree = {
+            "objects": {**self._stored, **snapshot_tree(self.objects)},
+            "progress": self.progress.to_tree(),
+            "rng": rng_state(),
+        }
+        begun = self.saver.save(tree, step=self.progress.step, wait=wait, metadata=self._environment)
+        if begun:
+            self._saved = point
+        return begun
+
+    def rewind(self) -> None:
+        """Load the newest good checkpoint of this run over what is in memory."""
+        self._is_durable()
+        _, tree = load_checkpoint(self._storage, run_id=self._run_id)
+        put_snapshot(tree["objects"], self.objects)
+        self.progress = Progress.from_tree(tree["progress"])
+        self._saved = self.progress.step, dict(self.progress.loops)
+        self.changes.any = False
+
+    def close(self) -> None:
+        """Wait for the save in flight and let go of the objects; an error of that save is logged."""
+        self.changes.unwatch()
+        if self._saver is not None:
+            try:
+                self._saver.close()
+            except CheckpointError as error:
+                _log.warning("%s", error)
+        if _open_sessions.get(self.place) is self:
+            del _open_sessions[self.place]
+
+    def _is_durable(self) -> bool:
+        """Wait for the save in flight; False, and a line in the log, if it failed."""
+        try:
+            self.saver.wait()
+        except CheckpointError as error:
+            _log.warning("%s", error)
+            return False
+        return True
+
+    def _open(self) -> None:
+        former = _open_sessions.get(self.place)
+        if former is not None and former is not self:
+            former.close()
+        try:
+            checkpoint, tree = load_checkpoint(self._storage)
+        except FileNotFoundError:
+            self._run_id = uuid.uuid4().hex
+            self.progress = Progress(seed=torch.initial_seed() if self._seed is None else self._seed)
+        else:
+            self._run_id = checkpoint.run_id or uuid.uuid4().hex
+            self._stored, self._rng = dict(tree["objects"]), tree["rng"]
+            self.progress = Progress.from_tree(tree["progress"])
+            self._seconds_before = self.progress.seconds
+            self.resumed_from = checkpoint.step
+            self.stored_environment = dict(checkpoint.metadata)
+            self._saved = self.progress.step, dict(self.progress.loops)
+        self._saver = background_saver(
+            self._storage, mode=self._mode, keep=self._keep, run_id=self._run_id
+        ).__enter__()
+        _open_sessions[self.place] = self

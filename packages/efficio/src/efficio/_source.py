@@ -1,0 +1,54 @@
+"""Source: a loader as the loop reads it, tuned for the machine and able to start anywhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from efficio_data import GPULoader, Resumable, measure_loader, resumable, tune_loader
+
+
+def open_source(loader: Any, *, seed: int, device: torch.device) -> tuple[Resumable, tuple[str, ...]]:
+    """Tune a loader, make it resumable, and see that it gives something.
+
+    Args:
+        loader: A `DataLoader`, a `GPULoader`, or batches in a list.
+        seed: The loop's own.
+        device: Where the batches go.
+
+    Returns:
+        The source, and what was done to the loader in plain words.
+
+    Raises:
+        TypeError: It cannot be iterated once an epoch.
+        ValueError: It has no batches.
+    """
+    applied: tuple[str, ...] = ()
+    if isinstance(loader, DataLoader):
+        settings = measure_loader(loader, device=device, rekeyed=True)
+        loader, applied = tune_loader(loader, settings), (settings.reason,)
+    elif isinstance(loader, GPULoader):
+        applied = (f"the data set lives on {loader.x.device.type}",)
+    source = resumable(loader, seed=seed)
+    if length(source) == 0:
+        raise ValueError(
+            f"the {type(loader).__name__} has no batches: give it data, or a batch_size that is not above its "
+            "length with drop_last"
+        )
+    return source, applied
+
+
+def length(source: Resumable) -> int | None:
+    """Batches in an epoch, None where that is not known before."""
+    try:
+        return len(source)
+    except TypeError:
+        return None
+
+
+def repeats(source: Resumable) -> bool:
+    """Whether a sample comes out the same twice under one key; True where that cannot be tried."""
+    probe = getattr(source, "repeats", None)
+    return bool(probe()) if probe is not None else True

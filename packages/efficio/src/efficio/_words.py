@@ -1,0 +1,97 @@
+"""Words: what a run tells its user, made from plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+_SURVIVING = {"colab": ("/content/drive",), "kaggle": ("/kaggle/working",)}
+
+
+def start_line(
+    *,
+    resumed_from: int | None,
+    seconds: float,
+    place: str,
+    precision: str,
+    stops_at: datetime | None,
+) -> str:
+    """How a run begins, in one line.
+
+    >>> start_line(resumed_from=None, seconds=0, place="run", precision="fp32: a CPU", stops_at=None)
+    'efficio: new run in run, fp32: a CPU'
+    """
+    begin = (
+        f"new run in {place}"
+        if resumed_from is None
+        else f"resumed at step {resumed_from:,} ({seconds / 3600:.2f} h so far) from {place}"
+    )
+    end = f", stops at {stops_at:%H:%M}" if stops_at else ""
+    return f"efficio: {begin}, {precision}{end}"
+
+
+def storage_note(host: str, place: str) -> str | None:
+    """A warning when checkpoints would go with the machine.
+
+    >>> storage_note("local", "/home/me/run") is None
+    True
+    >>> storage_note("colab", "/content/run")
+    "checkpoints in /content/run go when this colab machine goes: give storage='/content/drive/...' instead"
+    """
+    kept = _SURVIVING.get(host, ())
+    if not kept or "://" in place or place.startswith(kept):
+        return None
+    return f"checkpoints in {place} go when this {host} machine goes: give storage='{kept[0]}/...' instead"
+
+
+def environment_note(stored: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """What differs from where the checkpoint was written, as far as it can change bits.
+
+    >>> environment_note({"device": "cpu", "threads": 2}, {"device": "cpu", "threads": 4})
+    'threads: 2 when saved, 4 now; samples, order and augmentations stay the same, bits may not'
+    """
+    moved = [
+        f"{name}: {stored[name]} when saved, {now[name]} now"
+        for name in now
+        if stored.get(name, now[name]) != now[name]
+    ]
+    return (
+        f"{', '.join(moved)}; samples, order and augmentations stay the same, bits may not" if moved else None
+    )
+
+
+def scheduler_note(names: list[str], interval: str | None) -> str | None:
+    """When the prepared schedulers are stepped, and by whom.
+
+    >>> scheduler_note(["scheduler"], "step")
+    'scheduler is stepped by run.step(), once per optimizer step: do not step it yourself'
+    """
+    if not names:
+        return None
+    listed = ", ".join(names)
+    if interval == "step":
+        return f"{listed} is stepped by run.step(), once per optimizer step: do not step it yourself"
+    if interval == "epoch":
+        return f"{listed} is stepped by run.loop, when an epoch ends: do not step it yourself"
+    return f"{listed} is left to you to step"
+
+
+def length_note(name: str, stored: int | None, now: int | None) -> str | None:
+    """A warning when an epoch of a loop has another number of batches than it had."""
+    if stored is None or now is None or stored == now:
+        return None
+    return (
+        f"loop {name!r} had {stored:,} batches an epoch and now has {now:,}: it goes on at the same sample of the epoch, which is "
+        "the same run only if the data set is the same"
+    )
+
+
+def bce_note(names: tuple[str, ...]) -> str | None:
+    """A warning about losses that torch refuses in 16 bit on a GPU."""
+    if not names:
+        return None
+    return (
+        f"BCELoss ({', '.join(names)}) fails in 16 bit on a GPU: use BCEWithLogitsLoss without the sigmoid, or compute this loss "
+        "outside run.autocast() from values in float32"
+    )
