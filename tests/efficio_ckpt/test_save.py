@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 
-from efficio_ckpt import list_checkpoints, load_checkpoint, load_state, save_state, verify
+from efficio_ckpt import background_saver, list_checkpoints, load_checkpoint, load_state, save_state, verify
 from efficio_ckpt._manifest import MANIFEST
 
 
@@ -93,6 +93,26 @@ def test_too_little_room_is_told_at_the_first_save(tmp_path, monkeypatch, caplog
     with caplog.at_level(logging.WARNING):
         save_state(tmp_path, tree, step=1, keep=keep)
     assert (f"{free} bytes free" in caplog.text) is warns
+
+
+@pytest.mark.parametrize("shape", [(1,), (1, 1), (2, 1), (0,), (3, 0)], ids=str)
+def test_odd_strides_of_small_tensors_are_no_obstacle(tmp_path, shape):
+    tensor = torch.arange(12.0).as_strided(shape, tuple(5 for _ in shape))
+    with background_saver(tmp_path) as saver:
+        saver.save({"t": tensor}, step=1, wait=True)
+    save_state(tmp_path, {"t": tensor}, step=2)
+    for step in (1, 2):
+        assert torch.equal(load_state(tmp_path, step=step)["t"], tensor)
+
+
+def test_a_default_device_of_the_users_changes_nothing(tmp_path):
+    tree = {"t": torch.arange(6.0).reshape(2, 3).t(), "v": torch.ones(2, dtype=torch.complex64)}
+    with torch.device("meta"), background_saver(tmp_path) as saver:
+        save_state(tmp_path, tree, step=1)
+        saver.save(tree, step=2, wait=True)
+        loaded = load_state(tmp_path)
+    assert torch.equal(loaded["t"], tree["t"])
+    assert torch.equal(loaded["v"], tree["v"])
 
 
 def test_loading_shares_no_memory_between_tensors(tmp_path):

@@ -344,6 +344,83 @@ def test_names_on_one_side_only_are_left_alone_and_told():
     assert (placed.restored, placed.left_alone, placed.unused) == (("model",), ("new",), ("old",))
 
 
+SCHEDULERS = {
+    "lambda": lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda n: 0.9**n),
+    "callable object": lambda o: torch.optim.lr_scheduler.LambdaLR(o, Decay()),
+    "multiplicative": lambda o: torch.optim.lr_scheduler.MultiplicativeLR(o, lambda n: 0.9),
+    "cosine": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 20),
+    "restarts": lambda o: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(o, 3),
+    "one cycle": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 1.0, total_steps=30),
+    "cyclic": lambda o: torch.optim.lr_scheduler.CyclicLR(o, 0.1, 1.0, 3),
+    "cyclic with a function": lambda o: torch.optim.lr_scheduler.CyclicLR(
+        o, 0.1, 1.0, 3, scale_fn=lambda n: 0.5**n
+    ),
+    "multi step": lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [2, 4]),
+    "sequential": lambda o: torch.optim.lr_scheduler.SequentialLR(
+        o,
+        [torch.optim.lr_scheduler.ConstantLR(o, 0.1, 2), torch.optim.lr_scheduler.ExponentialLR(o, 0.9)],
+        milestones=[2],
+    ),
+    "chained": lambda o: torch.optim.lr_scheduler.ChainedScheduler(
+        [torch.optim.lr_scheduler.ConstantLR(o, 0.1, 2), torch.optim.lr_scheduler.ExponentialLR(o, 0.9)]
+    ),
+}
+
+
+class Decay:
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, n):
+        self.calls += 1
+        return 0.5**n
+
+
+@pytest.mark.parametrize("make", SCHEDULERS.values(), ids=SCHEDULERS.keys())
+def test_schedules_go_on_exactly(make, tmp_path):
+    def build():
+        layer = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.5, momentum=0.9)
+        return {"layer": layer, "optimizer": optimizer, "scheduler": make(optimizer)}
+
+    def rates(objects, steps):
+        seen = []
+        for _ in range(steps):
+            objects["optimizer"].step()
+            objects["scheduler"].step()
+            seen.append(
+                (objects["optimizer"].param_groups[0]["lr"], objects["optimizer"].param_groups[0]["momentum"])
+            )
+        return seen
+
+    straight, stopped = build(), build()
+    expected = rates(straight, 10)
+    assert rates(stopped, 4) == expected[:4]
+    save_state(tmp_path, take_snapshot(stopped), step=4)
+    again = build()
+    put_snapshot(load_state(tmp_path), again)
+    assert rates(again, 6) == expected[4:]
+
+
+def test_a_plateau_scheduler_goes_on_exactly():
+    def build():
+        layer = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.5)
+        return {
+            "l": layer,
+            "o": optimizer,
+            "s": torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=1),
+        }
+
+    first, again = build(), build()
+    for loss in (1.0, 2.0):
+        first["s"].step(loss)
+    put_snapshot(take_snapshot(first), again)
+    for objects in (first, again):
+        objects["s"].step(3.0)
+    assert first["o"].param_groups[0]["lr"] == again["o"].param_groups[0]["lr"] == 0.05
+
+
 class Refusing:
     def state_dict(self):
         return {"a": 1}

@@ -253,6 +253,8 @@ HOSTILE = {
     "device that is none": {"device": "nowhere"},
     "object array": {"tensor": [0, "float32", [2]], "array": ["|O8", [1], "C"]},
     "array too large": {"tensor": [0, "float32", [2]], "array": ["<f4", [3], "C"]},
+    "two forms of one tensor": [{"tensor": [0, "float32", [2]]}, {"tensor": [0, "float32", [2], [1]]}],
+    "scalar of gigabytes": {"numpy": ["<U1000000000", ""]},
     "unhashable key": {"dict": [[[], 1]]},
 }
 

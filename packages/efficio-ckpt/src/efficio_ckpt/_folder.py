@@ -30,6 +30,19 @@ _MAX_WRITE_BYTES: Final = 2**28
 _NO_DIRECTORY_SYNC: Final = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EBADF})
 
 
+def is_own(name: str) -> bool:
+    """Tell whether a file in the folder of a checkpoint is one that was written here.
+
+    Args:
+        name: Any name.
+
+    Example:
+        >>> is_own("WRITER.json"), is_own(".DS_Store")
+        (True, False)
+    """
+    return name in {MANIFEST, PENDING, WRITER, DAMAGE, EXPIRED} or is_data_file(name)
+
+
 @dataclass(frozen=True)
 class Folder:
     """A directory of the operating system.
@@ -93,11 +106,16 @@ class Folder:
             # One atomic step ends the checkpoint; what a crash leaves after it is known by the new name.
             os.replace(self._path(folder, MANIFEST), self._path(folder, EXPIRED))
             _sync_directory(self._path(folder))
-        own = {name for name in names if is_data_file(name)} | {PENDING, DAMAGE, WRITER, EXPIRED}
+        own = {name for name in names if is_own(name)} - {MANIFEST} | {EXPIRED}
         for name in sorted(own, key=lambda name: name in {WRITER, EXPIRED}):
             with contextlib.suppress(FileNotFoundError):
                 self._unlink(self._path(folder, name))
-        os.rmdir(self._path(folder))  # noqa: PTH106
+        try:
+            os.rmdir(self._path(folder))  # noqa: PTH106
+        except OSError as error:
+            # A file of someone else's keeps its folder.
+            if error.errno not in {errno.ENOTEMPTY, errno.EEXIST}:
+                raise
 
     def free_bytes(self) -> int | None:
         path = Path(self.root)

@@ -161,7 +161,7 @@ def prune(storage: StorageLike, *, keep: int) -> list[Checkpoint]:
         return []
     checkpoints = {manifest.checkpoint.name: manifest.checkpoint for manifest in found.good}
     removed = []
-    for run_id in {checkpoint.run_id for checkpoint in checkpoints.values()}:
+    for run_id in dict.fromkeys(checkpoint.run_id for checkpoint in checkpoints.values()):
         for name in expired(found, keep=keep, run_id=run_id):
             try:
                 place.remove(name)

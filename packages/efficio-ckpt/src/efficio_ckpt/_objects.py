@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, BinaryIO, Final, cast
 
-from ._folder import DAMAGE, WRITER
-from ._manifest import MANIFEST, is_data_file
+from ._folder import WRITER, is_own
+from ._manifest import MANIFEST
 from ._storage import FileInfo, without_secrets
 
 logger = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class Objects:
 
     def remove(self, folder: str) -> None:
         for name in sorted(self.files(folder), key=lambda name: name != MANIFEST):
-            if name in {MANIFEST, WRITER, DAMAGE} or is_data_file(name):
+            if is_own(name):
                 self._call(self.system.rm_file, self._path(folder, name))
         # Object stores have no folders; where there are some, an empty one does no harm.
         with contextlib.suppress(OSError):

@@ -177,7 +177,9 @@ def write_checkpoint(
     except FileNotFoundError:
         before = Survey((), {}, ())
     sweep(storage, before.attempts, now=clock())
-    _warn_if_short(storage, before, needed=needed, keep=keep)
+    _warn_if_short(
+        storage, needed=needed, missing=keep + 1 - sum(m.checkpoint.run_id == run_id for m in before.good)
+    )
     folder = folder_name(step, secrets.token_hex(4))
     files: dict[str, FileDigest] = {}
 
@@ -251,17 +253,15 @@ def _failure(storage: Storage, step: int, error: Exception, *, needed: int) -> C
     )
 
 
-def _warn_if_short(storage: Storage, before: Survey, *, needed: int, keep: int) -> None:
+def _warn_if_short(storage: Storage, *, needed: int, missing: int) -> None:
     """Say it when the checkpoints to come will not fit: one more than is kept lies there during a save."""
     free = storage.free_bytes()
-    missing = max(1, keep + 1 - len(before.good))
-    if free is not None and free < missing * needed:
+    if free is not None and free < max(1, missing) * needed:
         logger.warning(
-            "'%s' has %d bytes free; keep=%d needs %d more with checkpoints of %d bytes",
+            "'%s' has %d bytes free; %d more are needed with checkpoints of %d bytes: make room, or lower keep",
             storage.place,
             free,
-            keep,
-            missing * needed,
+            max(1, missing) * needed,
             needed,
         )
 

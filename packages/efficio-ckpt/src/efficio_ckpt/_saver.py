@@ -64,7 +64,7 @@ class Saver:
 
     _pid: int
     _turn: threading.RLock
-    _guard: threading.Lock
+    _guard: threading.RLock
     _thread: threading.Thread | None
     _error: CheckpointError | None
     _wait_copied: Callable[[], None]
@@ -269,7 +269,7 @@ class Saver:
         """Begin without a save in flight: a forked child has none of its parent's threads, and may have its locked locks."""
         self._pid = os.getpid()
         self._turn = threading.RLock()
-        self._guard = threading.Lock()
+        self._guard = threading.RLock()
         self._thread = None
         self._error = None
         self._wait_copied = lambda: None

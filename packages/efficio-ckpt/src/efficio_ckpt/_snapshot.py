@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import Any, Final, cast
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -17,6 +18,8 @@ from ._optimizer import load_optimizer, optimizer_problems, optimizer_state, out
 from ._tree import Tree, copied
 
 logger = logging.getLogger(__name__)
+
+_CODE: Final = (FunctionType, MethodType, BuiltinFunctionType)
 
 
 @dataclass(frozen=True)
@@ -126,7 +129,9 @@ def _state_of(name: str, thing: object, named: Mapping[str, Tensor]) -> Tree:
         return optimizer_state(thing, named)
     state = thing.state_dict()  # type: ignore[attr-defined]
     if isinstance(thing, (LRScheduler, ReduceLROnPlateau)):
-        return {"scheduler": type(thing).__name__, "state": state}
+        # Functions are code: the scheduler's constructor makes them again.
+        plain = {key: value for key, value in state.items() if not isinstance(value, _CODE)}
+        return {"scheduler": type(thing).__name__, "state": plain}
     return state
 
 

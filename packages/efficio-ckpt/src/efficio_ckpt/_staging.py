@@ -92,9 +92,9 @@ def stage(flat: Flat, buffer: Tensor | None) -> Staged:
 def _new_buffer(size: int, *, pinned: bool) -> Tensor:
     if pinned:
         try:
-            return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+            return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
         except RuntimeError as error:
             logger.warning(
                 "no pinned memory for %d bytes, so copies from the GPU will take longer: %s", size, error
             )
-    return torch.empty(size, dtype=torch.uint8)
+    return torch.empty(size, dtype=torch.uint8, device="cpu")

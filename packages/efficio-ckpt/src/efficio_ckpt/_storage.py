@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol, Union
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from ._checkpoint import CheckpointError
 
@@ -139,7 +139,9 @@ def open_storage(
         return _local(text, environ=environ, ismount=ismount, options=options)
     scheme = scheme.lower()
     if scheme == "file":
-        return _local(unquote(urlsplit(text).path), environ=environ, ismount=ismount, options=options)
+        from urllib.request import url2pathname
+
+        return _local(url2pathname(urlsplit(text).path), environ=environ, ismount=ismount, options=options)
     if scheme == "hf":
         raise ValueError(f"storage='{without_secrets(text)}': hf:// is not built yet; choose {_KNOWN}")
     if scheme not in OBJECT_SCHEMES:

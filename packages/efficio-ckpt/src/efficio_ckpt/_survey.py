@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ._checkpoint import CheckpointError
-from ._folder import DAMAGE, EXPIRED, WRITER
+from ._folder import DAMAGE, EXPIRED, WRITER, is_own
 from ._json import from_json
 from ._manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest, folder_step, read_manifest
 from ._storage import Storage
@@ -168,7 +168,7 @@ def sweep(storage: Storage, attempts: tuple[str, ...], *, now: float) -> None:
         try:
             files = storage.files(folder)
             # An empty folder does no harm, and may be one that was made this very moment.
-            if MANIFEST in files or not files:
+            if MANIFEST in files or not any(map(is_own, files)):
                 continue
             writer = _read_writer(storage, folder) if WRITER in files else None
             ages = [now - info.modified for info in files.values() if info.modified is not None]

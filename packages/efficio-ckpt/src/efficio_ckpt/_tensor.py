@@ -58,9 +58,9 @@ DTYPES: dict[str, torch.dtype] = {
 }
 # Not asked of a torch.complex32 tensor: making one warns.
 ITEM_BYTES = {
-    dtype: 2 * torch.empty((), dtype=_COMPLEX_PARTS[dtype]).element_size()
+    dtype: 2 * torch.empty((), dtype=_COMPLEX_PARTS[dtype], device="cpu").element_size()
     if dtype in _COMPLEX_PARTS
-    else torch.empty((), dtype=dtype).element_size()
+    else torch.empty((), dtype=dtype, device="cpu").element_size()
     for dtype in DTYPES.values()
 }
 
@@ -192,7 +192,7 @@ def rebuild(kind: str, stored: Tensor, item: Sequence[Any]) -> Tensor:
             raise ValueError(
                 f"a view of shape {shape} lies outside its stored memory of {stored_bytes} bytes"
             )
-        view = torch.empty(0, dtype=dtype)
+        view = torch.empty(0, dtype=dtype, device="cpu")
         return view.set_(stored.untyped_storage(), offset // itemsize, shape, stride)
     stored_dtype, stored_shape = stored_form(dtype, shape)
     if stored.dtype != stored_dtype or tuple(stored.shape) != stored_shape:
@@ -206,7 +206,7 @@ def rebuild(kind: str, stored: Tensor, item: Sequence[Any]) -> Tensor:
     stride = _sizes(item[2])
     if len(stride) != len(shape) or not is_dense(shape, stride):
         raise ValueError(f"strides {stride} do not fit shape {shape}")
-    return as_written(torch.empty_strided(shape, stride, dtype=dtype), tensor)
+    return as_written(torch.empty_strided(shape, stride, dtype=dtype, device="cpu"), tensor)
 
 
 def as_written(target: Tensor, source: Tensor) -> Tensor:
@@ -314,7 +314,7 @@ def _share_elements(leaves: Sequence[Tensor], members: Sequence[int], low: int, 
     spans = sorted(_span(leaves[index]) for index in members)
     if all(before[1] <= after[0] for before, after in pairwise(spans)):
         return False
-    seen = torch.zeros(high - low, dtype=torch.bool)
+    seen = torch.zeros(high - low, dtype=torch.bool, device="cpu")
     for index in members:
         leaf = leaves[index]
         size = leaf.element_size()

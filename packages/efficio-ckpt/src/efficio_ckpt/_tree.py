@@ -140,9 +140,13 @@ def unflatten(document: Any, stored: Sequence[Tensor]) -> Tree:
         {'lr': 0.1, 3: (tensor([1., 1.]), None)}
     """
     memo: dict[str, Tensor] = {}
+    forms: dict[int, str] = {}
 
     def leaf(kind: str, item: list[Any]) -> Tensor:
         key = repr((kind, item))
+        # Each new form may be a copy; a document that asks for many would fill the memory.
+        if kind == "tensor" and forms.setdefault(item[0], key) != key:
+            raise ValueError(f"tensor {item[0]!r} is described in two ways")
         if key not in memo:
             if type(item[0]) is not int or not 0 <= item[0] < len(stored):
                 raise ValueError(f"tensor {item[0]!r} was not stored")
@@ -211,7 +215,10 @@ def copied(tree: Tree) -> Tree:
     flat = flatten(tree)
     return unflatten(
         flat.document,
-        [torch.empty(source.shape, dtype=source.dtype).copy_(source) for source in flat.sources],
+        [
+            torch.empty(source.shape, dtype=source.dtype, device="cpu").copy_(source)
+            for source in flat.sources
+        ],
     )
 
 
@@ -335,10 +342,10 @@ def _numpy_scalar_from(item: list[str]) -> Any:
     dtype, data = item
     if not _NUMPY_DTYPE.fullmatch(dtype):
         raise ValueError(f"{dtype!r:.40} is no NumPy dtype that is stored")
-    raw = bytes.fromhex(data)
-    if not raw:
-        return np.zeros((), np.dtype(dtype))[()]
-    return np.frombuffer(raw, np.dtype(dtype), 1)[0]
+    kind, raw = np.dtype(dtype), bytes.fromhex(data)
+    if kind.itemsize != len(raw):
+        raise ValueError(f"a scalar of {kind} has {kind.itemsize} bytes, and {len(raw)} are stored")
+    return np.frombuffer(raw, kind, 1)[0] if raw else np.zeros((), kind)[()]
 
 
 _SCALARS: Final[dict[str, Callable[[Any], Any]]] = {
