@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import logging
+import os
 import pickle
 import shutil
 
@@ -263,6 +264,15 @@ def test_any_truncation_is_found(quick_path, name):
         with pytest.raises(CheckpointError):
             load_state(quick_path)
         (folder / name).write_bytes(whole)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
+@pytest.mark.parametrize("name", [DATA, STATE, MANIFEST])
+def test_a_pipe_in_the_place_of_a_file_stops_nobody(tmp_path, name):
+    newer = two(tmp_path)
+    (newer / name).unlink()
+    os.mkfifo(newer / name)
+    assert load_state(tmp_path)["step"] == 1
 
 
 def test_files_swapped_between_checkpoints_are_found(tmp_path):

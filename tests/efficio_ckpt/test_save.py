@@ -2,6 +2,7 @@
 
 import logging
 import shutil
+import threading
 
 import pytest
 import torch
@@ -113,6 +114,17 @@ def test_a_default_device_of_the_users_changes_nothing(tmp_path):
         loaded = load_state(tmp_path)
     assert torch.equal(loaded["t"], tree["t"])
     assert torch.equal(loaded["v"], tree["v"])
+
+
+def test_saving_and_loading_need_no_thread(tmp_path, monkeypatch):
+    def refuse(thread):
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with background_saver(tmp_path) as saver:
+        assert saver.save({"w": torch.ones(3)}, step=1)
+        assert saver.status.last_step == 1
+    assert torch.equal(load_state(tmp_path)["w"], torch.ones(3))
 
 
 def test_loading_shares_no_memory_between_tensors(tmp_path):

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from trees import DTYPES, bits, permuted, same, tensor_of, tensors, trees
 
 from efficio_ckpt import load_state, save_state
-from efficio_ckpt._tree import MAX_DEPTH, copied, flatten, unflatten
+from efficio_ckpt._leaf import MAX_DEPTH
+from efficio_ckpt._tree import copied, flatten, unflatten
 
 
 @given(tree=trees)

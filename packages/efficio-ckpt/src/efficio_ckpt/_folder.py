@@ -67,8 +67,10 @@ class Folder:
         with os.scandir(self._path(folder)) as entries:
             for entry in entries:
                 with contextlib.suppress(FileNotFoundError):
-                    info = entry.stat(follow_symlinks=False)
-                    infos[entry.name] = FileInfo(info.st_size, info.st_mtime)
+                    # A pipe among them would stop its reader for ever.
+                    if entry.is_file():
+                        info = entry.stat()
+                        infos[entry.name] = FileInfo(info.st_size, info.st_mtime)
         return infos
 
     def begin(self, folder: str, note: bytes) -> None:

@@ -9,12 +9,13 @@ from torch import Tensor
 
 from ._checkpoint import Checkpoint, CheckpointError
 from ._json import from_json
+from ._leaf import MAX_DEPTH
 from ._manifest import FORMAT, MANIFEST, MAX_STATE_BYTES, STATE, Manifest, folder_step
 from ._save import check_arguments, expired
-from ._shard import Checked, read_shard
+from ._shard import checked, read_shard
 from ._storage import Storage, StorageLike, open_storage
 from ._survey import Survey, is_io_damage, note_damage, survey
-from ._tree import MAX_DEPTH, Tree, unflatten
+from ._tree import Tree, unflatten
 
 logger = logging.getLogger(__name__)
 
@@ -202,18 +203,19 @@ def _read_tree(storage: Storage, manifest: Manifest, *, with_sha256: bool) -> Tr
     name = STATE
     try:
         for name, digest in manifest.files.items():
-            with storage.open(folder, name) as file:
-                # The small file is checked by both digests, the large ones by the one that is as fast as a disk.
-                checked = Checked(file, digest, with_sha256=with_sha256 or name == STATE)
+            # The small file is checked by both digests, the large ones by the one that is as fast as a disk.
+            both = with_sha256 or name == STATE
+            with storage.open(folder, name) as file, checked(file, digest, with_sha256=both) as reader:
                 if name == STATE:
-                    data = checked.read(digest.size)
-                    checked.finish()
-                    state = from_json(data, max_bytes=MAX_STATE_BYTES, max_depth=_MAX_STATE_DEPTH)
+                    data = reader.read(digest.size)
                 else:
-                    shard = read_shard(checked)
-                    if shard.keys() & tensors.keys():
-                        raise ValueError("it holds a tensor that another file holds as well")
-                    tensors.update(shard)
+                    shard = read_shard(reader)
+            if name == STATE:
+                state = from_json(data, max_bytes=MAX_STATE_BYTES, max_depth=_MAX_STATE_DEPTH)
+            elif shard.keys() & tensors.keys():
+                raise ValueError("it holds a tensor that another file holds as well")
+            else:
+                tensors.update(shard)
         name = STATE
         if not isinstance(state, dict) or state.get("format") != FORMAT:
             raise ValueError("it is of another format")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import queue
 import threading
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, BinaryIO, Final
@@ -137,51 +138,66 @@ def digested(chunks: Iterable[Any], result: list[FileDigest]) -> Iterator[memory
         chunks: Bytes-like buffers, which do not change.
         result: Receives one value.
     """
-    parts: queue.Queue[memoryview | None] = queue.Queue(maxsize=4)
-    thread = threading.Thread(target=_digest, args=(parts, result), name="efficio-ckpt-digest", daemon=True)
-    thread.start()
-    try:
+    with _digesting(result, with_sha256=True) as digest:
         for chunk in chunks:
             whole = memoryview(chunk)
             for start in range(0, whole.nbytes, _CHUNK_BYTES):
                 part = whole[start : start + _CHUNK_BYTES]
-                parts.put(part)
+                digest(part)
                 yield part
-    finally:
-        parts.put(None)
-        thread.join()
 
 
-def _digest(parts: queue.Queue[memoryview | None], result: list[FileDigest]) -> None:
+@contextlib.contextmanager
+def _digesting(result: list[FileDigest], *, with_sha256: bool) -> Iterator[Callable[[memoryview], None]]:
+    """Yield a function that takes bytes in, in a thread of its own; `result` has their digest after the block."""
     size, crc, sha = 0, 0, hashlib.sha256()
-    while (part := parts.get()) is not None:
+
+    def update(part: memoryview) -> None:
+        nonlocal size, crc
         crc = zlib.crc32(part, crc)
-        sha.update(part)
+        if with_sha256:
+            sha.update(part)
         size += part.nbytes
-    result.append(FileDigest(size, crc, sha.hexdigest()))
+
+    parts: queue.Queue[memoryview | None] = queue.Queue(maxsize=4)
+
+    def work() -> None:
+        while (part := parts.get()) is not None:
+            update(part)
+
+    thread = threading.Thread(target=work, name="efficio-ckpt-digest", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # the interpreter is about to end
+        yield update
+    else:
+        try:
+            yield parts.put
+        finally:
+            parts.put(None)
+            thread.join()
+    result.append(FileDigest(size, crc, sha.hexdigest() if with_sha256 else ""))
 
 
 class Checked:
-    """A file that is read once from its start to its end while its checksums are taken.
+    """A file that is read once from its start to its end; `checked` compares its checksums.
 
     Args:
         file: Read unbuffered through ``readinto``.
-        expected: What the manifest says.
-        with_sha256: Take the slower digest as well.
+        size: Bytes that it should have.
+        digest: Receives all that is read.
     """
 
-    def __init__(self, file: BinaryIO, expected: FileDigest, *, with_sha256: bool) -> None:
+    def __init__(self, file: BinaryIO, size: int, digest: Callable[[memoryview], None]) -> None:
         self._file = file
-        self._expected = expected
-        self._crc = 0
-        self._sha = hashlib.sha256() if with_sha256 else None
-        self.left = expected.size
+        self._digest = digest
+        self.left = size
 
     def read_into(self, target: memoryview) -> None:
         """Fill a buffer with the next bytes.
 
         Args:
-            target: Writable bytes.
+            target: Writable bytes, which are not changed before all is checked.
 
         Raises:
             ValueError: The file ends before the buffer is full.
@@ -194,9 +210,7 @@ class Checked:
                 if not count:
                     raise ValueError(f"it ends {self.left - filled} bytes early")
                 filled += count
-            self._crc = zlib.crc32(part, self._crc)
-            if self._sha is not None:
-                self._sha.update(part)
+            self._digest(part)
             self.left -= part.nbytes
 
     def read(self, size: int) -> bytes:
@@ -214,25 +228,35 @@ class Checked:
         self.read_into(memoryview(data))
         return bytes(data)
 
-    def finish(self) -> None:
-        """Compare the checksums of all that was read.
 
-        Raises:
-            ValueError: They differ from the manifest, or bytes were left over.
-        """
-        if self.left or self._file.read(1):
-            raise ValueError(f"it is longer than what its head describes by {self.left or 'some'} bytes")
-        if self._crc != self._expected.crc32 or (
-            self._sha and self._sha.hexdigest() != self._expected.sha256
-        ):
-            raise ValueError("its checksum differs: bytes have changed since it was written")
+@contextlib.contextmanager
+def checked(file: BinaryIO, expected: FileDigest, *, with_sha256: bool) -> Iterator[Checked]:
+    """Read a file while its checksums are taken in a thread, and compare them at the end of the block.
+
+    Args:
+        file: At its start, unbuffered.
+        expected: What the manifest says.
+        with_sha256: Take the slower digest as well.
+
+    Raises:
+        ValueError: The file is not what the manifest says, or was not read to its end.
+    """
+    result: list[FileDigest] = []
+    with _digesting(result, with_sha256=with_sha256) as digest_of:
+        reader = Checked(file, expected.size, digest_of)
+        yield reader
+        if reader.left or file.read(1):
+            raise ValueError(f"it is longer than what its head describes by {reader.left or 'some'} bytes")
+    (digest,) = result
+    if digest.crc32 != expected.crc32 or (with_sha256 and digest.sha256 != expected.sha256):
+        raise ValueError("its checksum differs: bytes have changed since it was written")
 
 
 def read_shard(file: Checked) -> dict[str, Tensor]:
     """Return the tensors of one file, each with memory of its own.
 
     Args:
-        file: At its start; it is read to its end and checked.
+        file: At its start; it is read to its end.
 
     Raises:
         ValueError: The file is damaged.
@@ -243,5 +267,4 @@ def read_shard(file: Checked) -> dict[str, Tensor]:
     for name, dtype, shape in entries:
         tensors[name] = torch.empty(shape, dtype=dtype, device="cpu")
         file.read_into(memory_of(tensors[name]))
-    file.finish()
     return tensors

@@ -8,7 +8,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +17,7 @@ from ._checkpoint import CheckpointError
 from ._folder import DAMAGE, EXPIRED, WRITER, is_own
 from ._json import from_json
 from ._manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest, folder_step, read_manifest
-from ._storage import Storage
+from ._storage import FileInfo, Storage
 
 logger = logging.getLogger(__name__)
 
@@ -137,20 +137,18 @@ def survey(storage: Storage) -> Survey:
     suspect: set[str] = set()
     for folder in folders:
         try:
-            manifest = _read(storage, folder)
+            files = _list(storage, folder)
+            manifest = _read(storage, folder) if MANIFEST in files else None
+            if manifest is None:
+                attempts.append(folder)
+                continue
+            _check_sizes(manifest, files)
         except ValueError as error:
-            damaged[folder] = f"{folder}/{MANIFEST}: {error}"
+            damaged[folder] = f"{folder}/{error}"
             continue
-        if manifest is None:
-            attempts.append(folder)
-            continue
-        damage, noted = _look_at_files(storage, manifest)
-        if noted:
+        good.append(manifest)
+        if DAMAGE in files:
             suspect.add(folder)
-        if damage is None:
-            good.append(manifest)
-        else:
-            damaged[folder] = damage
     good.sort(key=lambda manifest: (manifest.serial, manifest.checkpoint.created, manifest.checkpoint.name))
     return Survey(tuple(reversed(good)), damaged, tuple(attempts), frozenset(suspect))
 
@@ -201,19 +199,41 @@ def is_io_damage(error: OSError) -> bool:
     }
 
 
+def _list(storage: Storage, folder: str) -> dict[str, FileInfo]:
+    try:
+        return storage.files(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as error:
+        raise _unreadable(storage, folder, "", error) from error
+
+
 def _read(storage: Storage, folder: str) -> Manifest | None:
     try:
         with storage.open(folder, MANIFEST) as file:
             data = file.read(MAX_MANIFEST_BYTES + 1)
-    except (FileNotFoundError, NotADirectoryError):
+    except FileNotFoundError:
         return None
     except OSError as error:
-        if is_io_damage(error):
-            raise ValueError(f"it cannot be read: {error}") from error
-        raise CheckpointError(
-            f"'{storage.place}': {folder}/{MANIFEST} cannot be read: {error}; nothing was changed"
-        ) from error
-    return read_manifest(data, folder=folder)
+        raise _unreadable(storage, folder, MANIFEST, error) from error
+    try:
+        return read_manifest(data, folder=folder)
+    except ValueError as error:
+        raise ValueError(f"{MANIFEST}: {error}") from error
+
+
+def _check_sizes(manifest: Manifest, files: Mapping[str, FileInfo]) -> None:
+    for name, digest in manifest.files.items():
+        if name not in files:
+            raise ValueError(f"{name}: it is missing")
+        if files[name].size != digest.size:
+            raise ValueError(f"{name}: it has {files[name].size} bytes instead of {digest.size}")
+
+
+def _unreadable(storage: Storage, folder: str, name: str, error: OSError) -> Exception:
+    if is_io_damage(error):
+        return ValueError(f"{name}: it cannot be read: {error}")
+    return CheckpointError(f"'{storage.place}': {folder}/{name} cannot be read: {error}; nothing was changed")
 
 
 def note_damage(storage: Storage, folder: str, damage: str) -> None:
@@ -228,25 +248,6 @@ def note_damage(storage: Storage, folder: str, damage: str) -> None:
         storage.write(folder, DAMAGE, iter([memoryview(f"{damage}\n".encode())]))
     except OSError as error:
         logger.debug("no note could be left in %s: %s", folder, error)
-
-
-def _look_at_files(storage: Storage, manifest: Manifest) -> tuple[str | None, bool]:
-    """Return what is wrong with the sizes of the files, and whether an earlier reader noted damage."""
-    folder = manifest.checkpoint.name
-    try:
-        files = storage.files(folder)
-    except OSError as error:
-        if is_io_damage(error):
-            return f"{folder}: {error}", False
-        raise CheckpointError(
-            f"'{storage.place}': {folder} cannot be read: {error}; nothing was changed"
-        ) from error
-    for name, digest in manifest.files.items():
-        if name not in files:
-            return f"{folder}/{name}: it is missing", False
-        if files[name].size != digest.size:
-            return f"{folder}/{name}: it has {files[name].size} bytes instead of {digest.size}", False
-    return None, DAMAGE in files
 
 
 def _read_writer(storage: Storage, folder: str) -> Writer | None:

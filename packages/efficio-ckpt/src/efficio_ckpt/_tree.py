@@ -2,39 +2,36 @@
 
 from __future__ import annotations
 
-import base64
-import math
-import re
 import struct
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
-from . import _tensor
+from ._leaf import (
+    MAX_DEPTH,
+    MAX_PLAIN_INT,
+    SCALARS,
+    array_from,
+    array_memory,
+    float_node,
+    is_array_dtype,
+    key_node,
+    plain_tensor,
+    scalar_node,
+)
+from ._placement import place
+from ._tensor import rebuild
 
 Tree = Any
 """Nested dicts, lists and tuples of leaves; the leaf types are a closed list (see `flatten`)."""
 
-MAX_DEPTH: Final = 100
-"""Levels of nesting. Python's own limit of 1,000 frames is shared with the caller's code."""
-
-_MAX_PLAIN_INT: Final = 2**53
-_NUMPY_KINDS: Final = "biufcSUMm"
-_NUMPY_DTYPE: Final = re.compile(r"[<>|=][biufcSUMm]\d+(\[\d*[a-zA-Z]+\])?")
-_DTYPE: Final = re.compile(r"[a-z][a-z0-9_]{1,30}")
-_DEVICE: Final = re.compile(r"[a-z_]{1,20}(:\d{1,4})?")
 _MAPPINGS: Final[dict[type, str]] = {dict: "dict", OrderedDict: "OrderedDict", Counter: "Counter"}
 _MAPPING_TYPES: Final[dict[str, Any]] = {name: kind for kind, name in _MAPPINGS.items()}
-_LEAVES: Final = (
-    "tensors, NumPy arrays and scalars, None, bool, int, float, str, bytes, tuple, list, dict, OrderedDict, Counter, "
-    "torch.dtype, torch.device and torch.Size"
-)
 
 
 @dataclass(frozen=True)
@@ -72,18 +69,18 @@ def flatten(tree: Tree) -> Flat:
     arrays: list[tuple[dict[str, Any], list[Any]]] = []
 
     def add_tensor(tensor: Tensor, path: str) -> dict[str, Any]:
-        leaves.append(_plain_tensor(tensor, path))
+        leaves.append(plain_tensor(tensor, path))
         paths.append(path)
         tensor_nodes.append({})
         return tensor_nodes[-1]
 
     def add_array(array: Any, path: str) -> dict[str, Any]:
-        if array.dtype.kind not in _NUMPY_KINDS or not _NUMPY_DTYPE.fullmatch(array.dtype.str):
+        if not is_array_dtype(array.dtype):
             raise TypeError(
                 f"{path or 'the tree'} is a NumPy array of {array.dtype}; store numbers, text or dates"
             )
         fortran = array.flags.f_contiguous and not array.flags.c_contiguous
-        node = add_tensor(_array_memory(array.T if fortran else array), path)
+        node = add_tensor(array_memory(array.T if fortran else array), path)
         arrays.append((node, [array.dtype.str, list(array.shape), "F" if fortran else "C"]))
         return node
 
@@ -92,9 +89,9 @@ def flatten(tree: Tree) -> Flat:
         if value is None or kind is bool or kind is str:
             return value
         if kind is int:
-            return value if -_MAX_PLAIN_INT <= value <= _MAX_PLAIN_INT else {"int": hex(value)}
+            return value if -MAX_PLAIN_INT <= value <= MAX_PLAIN_INT else {"int": hex(value)}
         if kind is float:
-            return _float_node(value)
+            return float_node(value)
         if isinstance(value, Tensor):
             return add_tensor(value, path)
         if depth > MAX_DEPTH:
@@ -107,16 +104,16 @@ def flatten(tree: Tree) -> Flat:
             return {"tuple": [visit(item, f"{path}[{index}]", depth + 1) for index, item in enumerate(value)]}
         if kind in _MAPPINGS:
             pairs = [
-                [_key_node(key, path, depth + 1), visit(item, _join(path, key), depth + 1)]
+                [key_node(key, path, depth + 1), visit(item, _join(path, key), depth + 1)]
                 for key, item in value.items()
             ]
             return {_MAPPINGS[kind]: pairs}
         if kind is np.ndarray:
             return add_array(value, path)
-        return _scalar_node(value, path)
+        return scalar_node(value, path)
 
     document = visit(tree, "", 0)
-    placement = _tensor.place(leaves)
+    placement = place(leaves)
     for node, (kind, item) in zip(tensor_nodes, placement.nodes, strict=True):
         node[kind] = item
     for node, description in arrays:
@@ -150,7 +147,7 @@ def unflatten(document: Any, stored: Sequence[Tensor]) -> Tree:
         if key not in memo:
             if type(item[0]) is not int or not 0 <= item[0] < len(stored):
                 raise ValueError(f"tensor {item[0]!r} was not stored")
-            memo[key] = _tensor.rebuild(kind, stored[item[0]], item[1:])
+            memo[key] = rebuild(kind, stored[item[0]], item[1:])
         return memo[key].detach()
 
     def visit(node: Any) -> Any:
@@ -165,7 +162,7 @@ def unflatten(document: Any, stored: Sequence[Tensor]) -> Tree:
                 next(pair for pair in node.items() if pair[0] != "array"),
                 node["array"],
             )
-            return _array_from(leaf(kind, item), *description)
+            return array_from(leaf(kind, item), *description)
         ((kind, item),) = node.items()
         if kind in {"tensor", "view"}:
             return leaf(kind, item)
@@ -175,7 +172,7 @@ def unflatten(document: Any, stored: Sequence[Tensor]) -> Tree:
             return _counter((visit(key), visit(value)) for key, value in item)
         if kind in _MAPPING_TYPES:
             return _MAPPING_TYPES[kind]((visit(key), visit(value)) for key, value in item)
-        return _SCALARS[kind](item)
+        return SCALARS[kind](item)
 
     try:
         return visit(document)
@@ -222,81 +219,6 @@ def copied(tree: Tree) -> Tree:
     )
 
 
-def _plain_tensor(tensor: Tensor, path: str) -> Tensor:
-    where = path or "the tree"
-    if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
-        raise TypeError(
-            f"{where} is a {type(tensor).__name__}, whose memory is not its own; store a plain tensor"
-        )
-    if isinstance(tensor, UninitializedTensorMixin):
-        raise TypeError(f"{where} has no shape yet; run one batch through the lazy module first")
-    if tensor.layout != torch.strided or tensor.is_nested:
-        raise TypeError(f"{where} is a {tensor.layout} tensor; store .to_dense(), or its indices and values")
-    if tensor.is_quantized or tensor.dtype not in _tensor.ITEM_BYTES:
-        raise TypeError(f"{where} is a tensor of {tensor.dtype}, which cannot be stored; store .dequantize()")
-    if tensor.device.type == "meta":
-        raise TypeError(f"{where} is on the meta device and has no values")
-    plain = tensor.detach().as_subclass(Tensor)
-    return plain.resolve_conj().resolve_neg()
-
-
-def _array_memory(array: Any) -> Tensor:
-    contiguous = np.ascontiguousarray(array)
-    if not contiguous.flags.writeable:
-        contiguous = contiguous.copy()
-    if array.dtype.kind in "biufc" and array.dtype.isnative:
-        try:
-            return torch.from_numpy(contiguous.reshape(array.shape))
-        except TypeError:
-            pass
-    return torch.from_numpy(contiguous.reshape(-1).view(np.uint8) if array.size else np.empty(0, np.uint8))
-
-
-def _array_from(memory: Tensor, dtype: str, shape: list[int], order: str) -> Any:
-    if not _NUMPY_DTYPE.fullmatch(dtype):
-        raise ValueError(f"{dtype!r:.40} is no NumPy dtype that is stored")
-    stored_shape = tuple(reversed(shape)) if order == "F" else tuple(shape)
-    flat = memory.reshape(-1).numpy()
-    array = (flat.view(np.dtype(dtype)) if flat.size else np.empty(0, np.dtype(dtype))).reshape(stored_shape)
-    return array.T if order == "F" else array
-
-
-def _float_node(value: float) -> Any:
-    if math.isnan(value):
-        return {"nan": struct.pack(">d", value).hex()}
-    return {"float": value.hex()}
-
-
-def _scalar_node(value: Any, path: str) -> Any:
-    kind = type(value)
-    if kind is bytes:
-        return {"bytes": base64.b64encode(value).decode("ascii")}
-    if kind is torch.dtype:
-        return {"dtype": str(value).removeprefix("torch.")}
-    if kind is torch.device:
-        return {"device": str(value)}
-    if kind is torch.Size:
-        return {"Size": list(value)}
-    if isinstance(value, np.generic) and value.dtype.kind in _NUMPY_KINDS:
-        return {"numpy": [value.dtype.str, value.tobytes().hex()]}
-    raise TypeError(
-        f"{path or 'the tree'} is a {kind.__module__}.{kind.__qualname__}; what can be stored is {_LEAVES}"
-    )
-
-
-def _key_node(key: Any, path: str, depth: int) -> Any:
-    kind = type(key)
-    if key is None or kind is bool or kind is str:
-        return key
-    if kind is int:
-        return key if -_MAX_PLAIN_INT <= key <= _MAX_PLAIN_INT else {"int": hex(key)}
-    if kind is float:
-        return _float_node(key)
-    if kind is tuple and depth <= MAX_DEPTH:
-        return {"tuple": [_key_node(item, path, depth + 1) for item in key]}
-    return _scalar_node(key, f"key {key!r:.60} of {path or 'the tree'}")
-
-
 def _join(path: str, key: Any) -> str:
     if type(key) is str and key:
         return f"{path}.{key}" if path else key
@@ -323,38 +245,3 @@ def _counter(pairs: Any) -> Counter[Any]:
     for key, value in pairs:
         dict.__setitem__(counter, key, value)
     return counter
-
-
-def _device_from(text: str) -> torch.device:
-    if not _DEVICE.fullmatch(text):
-        raise ValueError(f"{text!r:.40} is no device")
-    return torch.device(text)
-
-
-def _dtype_from(text: str) -> torch.dtype:
-    dtype = getattr(torch, text) if _DTYPE.fullmatch(text) else None
-    if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"{text!r:.40} is no dtype of this torch")
-    return dtype
-
-
-def _numpy_scalar_from(item: list[str]) -> Any:
-    dtype, data = item
-    if not _NUMPY_DTYPE.fullmatch(dtype):
-        raise ValueError(f"{dtype!r:.40} is no NumPy dtype that is stored")
-    kind, raw = np.dtype(dtype), bytes.fromhex(data)
-    if kind.itemsize != len(raw):
-        raise ValueError(f"a scalar of {kind} has {kind.itemsize} bytes, and {len(raw)} are stored")
-    return np.frombuffer(raw, kind, 1)[0] if raw else np.zeros((), kind)[()]
-
-
-_SCALARS: Final[dict[str, Callable[[Any], Any]]] = {
-    "int": lambda item: int(item, 16),
-    "float": float.fromhex,
-    "nan": lambda item: struct.unpack(">d", bytes.fromhex(item))[0],
-    "bytes": lambda item: base64.b64decode(item, validate=True),
-    "dtype": _dtype_from,
-    "device": _device_from,
-    "Size": torch.Size,
-    "numpy": _numpy_scalar_from,
-}
