@@ -31,7 +31,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from _results import ROOT, versions, write_result
 
@@ -46,24 +46,16 @@ Loop = Callable[[DataLoader[Any], Timed], torch.nn.Module]
 """Trains on a loader and returns the model."""
 
 
-class ReadyBatches(Dataset[Any]):
-    """Batches that are there already: the loader has nothing to build."""
-
-    def __init__(self, count: int) -> None:
-        generator = torch.Generator().manual_seed(1)
-        self.batches = [
-            (
-                torch.randn(BATCH_SIZE, FEATURES, generator=generator),
-                torch.randint(CLASSES, (BATCH_SIZE,), generator=generator),
-            )
-            for _ in range(count)
-        ]
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.batches[index]
+def ready_batches(count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Batches that are there already, in a list: the loader has nothing to build, and no sample draws anything."""
+    generator = torch.Generator().manual_seed(1)
+    return [
+        (
+            torch.randn(BATCH_SIZE, FEATURES, generator=generator),
+            torch.randint(CLASSES, (BATCH_SIZE,), generator=generator),
+        )
+        for _ in range(count)
+    ]
 
 
 def new_training() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
@@ -135,10 +127,12 @@ def keyed_by_hand(calls: dict[str, int]) -> Loop:
 
     def keyed(loader: DataLoader[Any], timed: Timed) -> torch.nn.Module:
         model, optimizer = new_training()
+        root = derive_seed(0, "loop", "0", "body", 0)  # once an epoch, as in efficio's loop
         for step, (x, y) in enumerate(loader):
-            keys = [derive_seed(0, "body", 0, step, n) for n in range(calls["derive_seed"])]
-            for n in range(calls["seed_generators"]):
-                seed_generators(keys[n % len(keys)])
+            for _ in range(calls["derive_seed"]):
+                key = derive_seed(root, step)
+            for _ in range(calls["seed_generators"]):
+                seed_generators(key)
             optimizer.zero_grad()
             loss = F.cross_entropy(model(x), y)
             loss.backward()
@@ -152,7 +146,7 @@ def keyed_by_hand(calls: dict[str, int]) -> Loop:
 LOOPS: dict[str, Loop] = {"bare": bare, "fabric": fabric, "accelerate": accelerate, "efficio": efficio}
 
 
-def run_loop(name: str, loop: Loop, data: ReadyBatches, warmup: int) -> tuple[dict[str, float], torch.Tensor]:
+def run_loop(name: str, loop: Loop, data: list[Any], warmup: int) -> tuple[dict[str, float], torch.Tensor]:
     """Train once; the CPU time a step in microseconds, and the weights at the end."""
     marks: list[float] = []
     gc.collect()
@@ -192,7 +186,7 @@ def keyings_per_step() -> dict[str, int]:
 
     def total(steps: int) -> Counter[str]:
         with counted_calls(derive_seed, seed_generators) as counts, contextlib.redirect_stdout(io.StringIO()):
-            efficio(DataLoader(ReadyBatches(steps), batch_size=None), lambda: None)
+            efficio(DataLoader(ready_batches(steps), batch_size=None), lambda: None)
         return counts
 
     few, many = total(20), total(120)  # the difference leaves out what happens once
@@ -207,7 +201,7 @@ def keyings_per_step() -> dict[str, int]:
 def measure(loops: dict[str, Loop], *, repeats: int, steps: int, warmup: int) -> list[dict[str, Any]]:
     from tqdm import tqdm
 
-    data, names = ReadyBatches(steps), list(loops)
+    data, names = ready_batches(steps), list(loops)
     reference: torch.Tensor | None = None
     measured = []
     for repeat in tqdm(range(repeats), desc=NAME, unit="repeat"):

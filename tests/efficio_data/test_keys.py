@@ -58,4 +58,4 @@ def test_keys_are_the_same_for_ever():
     assert derive_seed(-1, 2) != derive_seed(1, 2)
 
 
-GOLDEN = 13004296144279464247
+GOLDEN = 2000326604356408920

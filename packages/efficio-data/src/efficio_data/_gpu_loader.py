@@ -13,7 +13,7 @@ import torch
 
 from ._keys import derive_seed, seed_generators
 from ._order import epoch_order
-from ._position import Position
+from ._position import Position, check_position
 
 _log = logging.getLogger(__name__)
 _MEMORY_SHARE = 0.3  # of the free memory: the rest is for the model, its activations and the optimizer
@@ -152,6 +152,7 @@ class GPULoader:
 
     def iter_from(self, position: Position) -> Iterator[tuple[tuple[torch.Tensor, torch.Tensor], Position]]:
         """The batches of `position.epoch` from `position.samples` on, each with the position after it."""
+        check_position(position)
         size, epoch = len(self.x), position.epoch
         order = epoch_order(size, seed=self._seed, epoch=epoch).to(self.x.device) if self._shuffle else None
         end = size - self.batch_size + 1 if self._drop_last else size

@@ -97,6 +97,11 @@ class KeyedDataset(StandIn):
         object.__setattr__(self, "_draws", not _is_plain(dataset))
         object.__setattr__(self, "_collate_draws", collate_fn not in (default_collate, default_convert))
 
+    @property
+    def has_use_for_keys(self) -> bool:
+        """Whether anything is keyed, or told its epoch."""
+        return self._draws or self._collate_draws or callable(getattr(self._dataset, "set_epoch", None))
+
     def __getstate__(self) -> dict[str, Any]:
         own = {"_draws": self._draws, "_collate_draws": self._collate_draws}
         return {**super().__getstate__(), **own}
@@ -117,10 +122,10 @@ class KeyedDataset(StandIn):
     def __getitems__(self, key: Key) -> list[Any]:
         epoch, first, indices = key
         self._begin(epoch)
-        whole = getattr(self._dataset, "__getitems__", None)
-        if callable(whole):
-            self._key("batch", first)
-            samples = whole(indices)
+        if _fetches_whole_batches(self._dataset):
+            if self._draws:
+                self._key("batch", first)
+            samples = self._dataset.__getitems__(indices)
         else:
             samples = []
             for ordinal, index in enumerate(indices, first):
@@ -162,6 +167,13 @@ class KeyedStream(StandIn, IterableDataset[Any]):
                 return
             yield item
             ordinal += 1
+
+
+def _fetches_whole_batches(dataset: Any) -> bool:
+    """Whether `__getitems__` does more than to ask for one sample after the other, as a `Subset`'s does by itself."""
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    return callable(getattr(dataset, "__getitems__", None))
 
 
 def _is_plain(dataset: Any) -> bool:

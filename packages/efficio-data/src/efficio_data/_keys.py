@@ -56,10 +56,13 @@ def derive_seed(seed: int, *parts: int | str) -> int:
     """
     key = mix(seed + _GAMMA)
     for part in parts:
-        if isinstance(part, str):
-            part = int.from_bytes(hashlib.blake2b(part.encode(), digest_size=8).digest(), "little")
-        key = mix((key ^ mix(part)) + _GAMMA)
+        number = part if isinstance(part, int) else _number(part)
+        key = mix(key + (number + 1) * _GAMMA)
     return key
+
+
+def _number(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def seed_generators(key: int, *, device: torch.device | None = None) -> None:

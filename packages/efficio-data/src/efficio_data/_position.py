@@ -17,8 +17,12 @@ class Position:
     epoch: int = 0
     samples: int = 0
 
-    def __post_init__(self) -> None:
-        if self.epoch < 0 or self.samples < 0:
-            raise ValueError(
-                f"epoch={self.epoch}, samples={self.samples}: a position has no negative numbers"
-            )
+
+def check_position(position: Position) -> None:
+    """See that a position can be one.
+
+    Raises:
+        ValueError: It has a negative number.
+    """
+    if position.epoch < 0 or position.samples < 0:
+        raise ValueError(f"{position} has a negative number: epochs and samples count from 0")

@@ -6,6 +6,7 @@ import copy
 from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import islice
+from operator import itemgetter
 from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
@@ -14,7 +15,7 @@ from torch.utils.data import DataLoader
 from ._draws import epoch_batches, epoch_indices
 from ._keyed import CountedCollate, Key, KeyedDataset, KeyedStream, OwnProcessGroup
 from ._keys import derive_seed, isolated_generators
-from ._position import Position
+from ._position import Position, check_position
 
 
 @runtime_checkable
@@ -94,9 +95,16 @@ def _rewired(loader: DataLoader[Any], **attributes: Any) -> DataLoader[Any]:
 
 
 class _Keys:
-    """Stands for the sampler or batch sampler: sends keys to the workers and notes how many samples each batch has."""
+    """Stands for the sampler or batch sampler: sends keys to the workers and notes how many samples each batch has.
 
-    def __init__(self, loader: DataLoader[Any], seed: int) -> None:
+    Args:
+        loader: Its sampler is read.
+        seed: Of the loop.
+        bare: Send the indices alone, to a dataset that has no use for keys.
+    """
+
+    def __init__(self, loader: DataLoader[Any], seed: int, *, bare: bool) -> None:
+        self._bare = bare
         self._batched = loader.batch_sampler is not None
         self._sampler = loader.batch_sampler if self._batched else loader.sampler
         self._seed = seed
@@ -109,8 +117,9 @@ class _Keys:
         self._sizes = deque()
         return self._sizes
 
-    def __iter__(self) -> Iterator[Key]:
-        return self._pass(self._position.epoch, self._position.samples, self._sizes)
+    def __iter__(self) -> Iterator[Any]:
+        keys = self._pass(self._position.epoch, self._position.samples, self._sizes)
+        return map(itemgetter(2), keys) if self._bare else keys
 
     def _pass(self, epoch: int, start: int, sizes: deque[int]) -> Iterator[Key]:
         if self._batched:
@@ -136,8 +145,9 @@ class _Map:
 
     def __init__(self, loader: DataLoader[Any], seed: int) -> None:
         self._seed = seed
-        self._dataset = KeyedDataset(loader.dataset, seed, loader.collate_fn)
-        self._keys = _Keys(loader, seed)
+        dataset = KeyedDataset(loader.dataset, seed, loader.collate_fn)
+        self._keys = _Keys(loader, seed, bare=not dataset.has_use_for_keys)
+        self._dataset = dataset if dataset.has_use_for_keys else loader.dataset
         replaced = "sampler" if loader.batch_sampler is None else "batch_sampler"
         self._loader = _rewired(loader, dataset=self._dataset, **{replaced: self._keys})
         self.notes: tuple[str, ...] = ()
@@ -146,23 +156,28 @@ class _Map:
         return len(self._keys)
 
     def iter_from(self, position: Position) -> Iterator[tuple[Any, Position]]:
+        check_position(position)
         sizes = self._keys.begin_at(position)
         cast(torch.Generator, self._loader.generator).manual_seed(
             derive_seed(self._seed, "worker", position.epoch)
         )
-        samples = position.samples
+        epoch, samples = position.epoch, position.samples
         for batch in self._loader:
             samples += sizes.popleft()
-            yield batch, Position(position.epoch, samples)
+            yield batch, Position(epoch, samples)
 
     def repeats(self) -> bool:
         """Build the first sample of epoch 0 twice under one key, and compare: False if its randomness is out of reach.
 
         The global generators are put back; a dataset that counts its reads sees two more.
         """
-        keys = iter(self._keys)
+        if not isinstance(self._dataset, KeyedDataset):
+            return True
         with isolated_generators():
-            epoch, first, index = next(keys)
+            first_key = next(iter(self._keys), None)
+            if first_key is None:
+                return True
+            epoch, first, index = first_key
             if self._loader.batch_sampler is not None:
                 index = index[0]
             one, two = (self._dataset[epoch, first, index] for _ in range(2))
@@ -191,6 +206,7 @@ class _Stream:
         return len(self._length)
 
     def iter_from(self, position: Position) -> Iterator[tuple[Any, Position]]:
+        check_position(position)
         self._dataset.begin_at(position.epoch)
         cast(torch.Generator, self._loader.generator).manual_seed(
             derive_seed(self._seed, "worker", position.epoch)
@@ -221,6 +237,7 @@ class _Batches:
     def iter_from(self, position: Position) -> Iterator[tuple[Any, Position]]:
         if callable(getattr(self._batches, "set_epoch", None)):
             self._batches.set_epoch(position.epoch)  # type: ignore[attr-defined]
+        check_position(position)
         rest = islice(self._batches, position.samples, None)
         for samples, batch in enumerate(rest, position.samples + 1):
             yield batch, Position(position.epoch, samples)

@@ -97,12 +97,21 @@ def _moving(batches: Iterable[Any], device: torch.device, depth: int) -> Generat
         close = getattr(items, "close", None)
         if device.type == "cuda":
             yield from _copied_ahead(items, device, depth)
+        elif device.type == "cpu" and not _has_accelerator():
+            yield from items  # where all tensors are on the CPU, none has to be looked at
         else:
             # A map object, as a loop variable would keep the last batch and its file descriptors.
             yield from map(functools.partial(_moved, device=device, device_type=device.type), items)
     finally:
         if callable(close):
             close()
+
+
+def _has_accelerator() -> bool:
+    return (
+        any(getattr(torch, kind).is_available() for kind in ("cuda", "xpu") if hasattr(torch, kind))
+        or torch.backends.mps.is_available()
+    )
 
 
 def _copied_ahead(items: Iterator[Any], device: torch.device, depth: int) -> Generator[Any, None, None]:

@@ -19,7 +19,14 @@ def backward(loss: torch.Tensor, scaler: GradScaler, *, scale: float = 1.0) -> N
         loss: A scalar.
         scaler: Of `make_scaler`; a disabled one costs nothing.
         scale: A factor on the loss: 1 / k for each of k accumulated batches of equal size.
+
+    Raises:
+        TypeError: The loss is not a tensor.
     """
+    if not isinstance(loss, torch.Tensor):
+        raise TypeError(
+            f"loss is a {type(loss).__name__}, expected a scalar tensor: give the loss, not loss.item()"
+        )
     if scale != 1.0:
         loss = loss * scale
     if scaler.is_enabled():
@@ -83,8 +90,12 @@ def step_optimizer(
         False if the step was skipped because of inf or NaN in the gradients.
 
     Raises:
-        RuntimeError: A closure with an enabled scaler, which torch does not support.
+        RuntimeError: A closure with an enabled scaler, which torch does not support; or LBFGS without a closure.
     """
+    if closure is None and isinstance(optimizer, torch.optim.LBFGS):
+        raise RuntimeError(
+            "LBFGS evaluates the loss itself and needs a closure: give a function that does so and returns it"
+        )
     if not scaler.is_enabled():
         optimizer.step() if closure is None else optimizer.step(closure)
         return True

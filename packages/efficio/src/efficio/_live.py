@@ -16,8 +16,9 @@ class Live:
         skipped: Optimizer steps that the scaler skipped.
         samples: Training samples of this session.
         epoch: Epoch that the current loop is in, from 0.
-        place: Place of the batch in its accumulation group, from 0.
-        size: Batches in that group.
+        group_size: Batches in the accumulation group.
+        group_ends: Whether the batch in the body is the last of its group, so that an optimizer step is due.
+        loop: Name of the loop that is running.
         in_body: Whether a body of a loop is running.
         stop: Whether and why to stop, as long as that holds.
         ended: Why the last loop ended before its last epoch.
@@ -27,13 +28,9 @@ class Live:
     skipped: int = 0
     samples: int = 0
     epoch: int = 0
-    place: int = 0
-    size: int = 1
+    group_size: int = 1
+    group_ends: bool = True
+    loop: str | None = None
     in_body: bool = False
     stop: Stop = field(default_factory=Stop)
     ended: str | None = None
-
-    @property
-    def group_ends(self) -> bool:
-        """Whether the batch in the body is the last of its accumulation group, so that an optimizer step is due."""
-        return self.place + 1 == self.size

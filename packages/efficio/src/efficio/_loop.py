@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -60,6 +60,13 @@ class Loop:
             ValueError: An epoch had no batches.
         """
         with ExitStack() as stack:
+            if self.live.loop is not None:
+                raise RuntimeError(
+                    f"loop {self.name!r} begins inside loop {self.live.loop!r}, and a run is in one place at a time: end that one "
+                    "first, or loop over one loader that gives both batches"
+                )
+            self.live.loop = self.name
+            stack.callback(setattr, self.live, "loop", None)
             stack.callback(self.totals.switch, self.totals.switch("setup"))
             position = self._begin()
             self.live.stop = stack.enter_context(stop_on_signals())
@@ -74,11 +81,11 @@ class Loop:
             for epoch in range(position.epoch, self.epochs):
                 start = position if epoch == position.epoch else Position(epoch)
                 bar.set_description(self._title(epoch), refresh=False)
-                yield from self._epoch(start, backends.observe, bar)
-                if self.live.stop:
+                if (yield from self._epoch(start, backends.observe, bar)):
                     return
             self.totals.switch("save")
             self.session.save(wait=True)
+            self._pass_on()
         if self.policy.device.type == "cuda":
             self.notes.use(backends.note)
 
@@ -105,10 +112,16 @@ class Loop:
                 "the system's entropy, a generator hidden in a closure), so a resume will not repeat it"
             )
         self.totals.switch("save")
+        if self.session.is_half_way:
+            self.notes.tell(
+                f"loop {self.name!r} goes on from the last checkpoint: what was left half-way is thrown away"
+            )
+            self.session.rewind()
+            self.live.step, self.live.skipped = self.session.progress.step, self.session.progress.skipped
+        self.session.progress.step, self.session.progress.skipped = self.live.step, self.live.skipped
         position, carried = self.session.begin(self.name, known)
         if carried:
             self.notes.tell(f"in the checkpoint but not prepared, kept as stored: {', '.join(carried)}")
-        self.live.step, self.live.skipped = self.session.progress.step, self.session.progress.skipped
         self.schedule.begin(self.live.step)
         self.clear_gradients()
         if position.epoch >= self.epochs:
@@ -119,22 +132,25 @@ class Loop:
 
     def _epoch(
         self, position: Position, observe: Callable[[tuple[int, ...]], None], bar: Any
-    ) -> Iterator[Any]:
+    ) -> Generator[Any, None, bool]:
+        """The batches of one epoch; whether the loop is to end there."""
         live, session, device, transform = self.live, self.session, self.device, self.transform
-        switch, observed = self.totals.switch, device.type == "cuda"
+        switch, turn, observed = self.totals.switch, self.schedule.turn, device.type == "cuda"
         done = session.progress.batches.get(self.name, 0) if position.samples else 0
+        steps_before: int | None = live.step + live.skipped
         body = derive_seed(session.progress.seed, "loop", self.name, "body", position.epoch)
         live.epoch = position.epoch
         switch("data")
         batches = prefetch(grouped(self.source.iter_from(position), self.accumulated), device)
         try:
-            for (batch, after), live.place, live.size in batches:
+            for (batch, after), place, size in batches:
                 switch("train")
                 seed_generators(derive_seed(body, position.samples), device=device)
                 if transform is not None:
                     batch = transform(batch)
                 if observed:
                     observe(_shape(batch))
+                live.group_size, live.group_ends = size, place + 1 == size
                 live.in_body = True
                 yield batch
                 live.in_body = False
@@ -144,9 +160,13 @@ class Loop:
                 done += 1
                 bar.update()
                 if live.group_ends:
+                    if steps_before is not None:
+                        self._see_step(steps_before)
+                        steps_before = None
                     session.commit(self.name, position, batches=done, step=live.step, skipped=live.skipped)
-                    if self._pause():
-                        return
+                    due = turn(live.step)
+                    if (due or live.stop) and self._pause(due):
+                        return True
         finally:
             batches.close()
         if position.samples == 0:
@@ -156,25 +176,37 @@ class Loop:
         self.end_epoch()
         following = Position(position.epoch + 1)
         session.commit(self.name, following, batches=0, step=live.step, skipped=live.skipped)
+        return self._pause(turn(live.step))
 
-    def _pause(self) -> bool:
+    def _see_step(self, steps_before: int) -> None:
+        if self.live.step + self.live.skipped == steps_before:
+            self.notes.tell(
+                "the body did not call run.step(): steps are not counted, schedulers stand still and save_every in steps never "
+                "comes; write run.backward(loss) and run.step() for loss.backward() and optimizer.step()"
+            )
+
+    def _pause(self, due: Literal["stop", "save"] | None) -> bool:
         """Save or stop here, if it is time; whether to stop."""
-        if self.schedule.turn():
-            self.live.stop.request("budget")
-        if not self.live.stop:
-            if self.schedule.is_save_due(self.live.step):
+        stop = self.live.stop
+        if due == "stop":
+            stop.request("budget")
+        if not stop:
+            if due == "save":
                 self._save()
             return False
         self.totals.switch("save")
         self.session.save(wait=True)
-        self.live.stop.call_previous()
-        self.notes.tell(
-            f"stopped by {self.live.stop.reason} at step {self.live.step:,}, saved in {self.session.place}"
-        )
-        self.live.ended = self.live.stop.reason
-        if self.live.stop.received == signal.SIGINT:
-            raise KeyboardInterrupt
+        self.live.ended = stop.reason
+        self.notes.tell(f"stopped by {stop.reason} at step {self.live.step:,}, saved in {self.session.place}")
+        self._pass_on()
         return True
+
+    def _pass_on(self) -> None:
+        """Hand a signal that came on to whom it was meant for, now that everything is saved."""
+        stop = self.live.stop
+        if stop.received == signal.SIGINT:
+            raise KeyboardInterrupt
+        stop.call_previous()
 
     def _save(self) -> None:
         previous = self.totals.switch("save")
@@ -189,19 +221,20 @@ class Loop:
         """The loop ends. Left half-way, by `break` or an exception, it saves the last turn's state if that is still in memory."""
         live = self.live
         live.in_body = False
-        live.place, live.size = 0, 1
+        live.group_size, live.group_ends = 1, True
         if error is None:
             return False
         interrupted = live.stop.received == signal.SIGINT
         live.stop = Stop()  # what was asked of this loop does not hold for the next one
+        self.session.is_half_way |= self.session.changes.any
         if interrupted or isinstance(error, CheckpointError):
             return False
         live.ended = live.ended or "an exception or break"
         self.totals.switch("save")
         if self.session.changes.any:
             self.notes.tell(
-                "the loop was left inside a body that had changed the model, which cannot be resumed exactly: the last checkpoint in "
-                f"{self.session.place} counts"
+                "the loop was left inside a body that had changed the model, which cannot be resumed exactly: the last "
+                f"checkpoint in {self.session.place} counts, and the next loop goes on from there"
             )
             return False
         try:

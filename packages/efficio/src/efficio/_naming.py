@@ -32,6 +32,8 @@ def object_names(
     >>> list(object_names([layer, nn.Linear(2, 2)], {"ema": nn.Linear(1, 1)}, taken={}))
     ['model', 'model_2', 'ema']
     """
+    if not objects and not named:
+        raise TypeError("nothing was given to prepare: call run.prepare(model, optimizer)")
     known = {id(thing): name for name, thing in taken.items()}
     result: dict[str, Any] = {}
     for thing in objects:

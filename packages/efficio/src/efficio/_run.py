@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -30,6 +31,7 @@ from efficio_precision import (
 from efficio_report import GPUSample, Report, Totals, collect_report, span
 
 from ._console import Notes, say
+from ._fit import fit_notes
 from ._live import Live
 from ._loop import Loop
 from ._naming import is_scheduler, loop_name, object_names
@@ -37,6 +39,8 @@ from ._schedule import Schedule
 from ._session import Session
 from ._source import open_source
 from ._words import bce_note, environment_note, scheduler_note, start_line, storage_note
+
+_SCALER = "@scaler"  # no keyword of the user's can be that
 
 
 class Run:
@@ -88,11 +92,10 @@ class Run:
         self._totals = Totals(phase="setup", clock=clock)
         self._budget = Budget(budget, margin=margin, clock=clock)
         self._schedule = Schedule(self._budget, save_every, clock=clock)
-        _check_count("keep", keep)
-        _check_count("grad_accum_steps", grad_accum_steps)
+        keep = _count("keep", keep)
         if scheduler_interval not in ("step", "epoch", None):
             raise ValueError(f"scheduler_interval={scheduler_interval!r}, expected 'step', 'epoch' or None")
-        self._accumulated = grad_accum_steps
+        self._accumulated = _count("grad_accum_steps", grad_accum_steps)
         self._interval = scheduler_interval
         self._deterministic = deterministic
         self._shown = progress
@@ -103,7 +106,7 @@ class Run:
             "torch": torch.__version__.split("+")[0],
             "threads": torch.get_num_threads(),
         }
-        self._seed = seed
+        self._seed = seed = _seed(seed)
         self._session = Session(
             storage, mode=checkpoint_mode, keep=keep, seed=seed, environment=self._environment, clock=clock
         )
@@ -115,6 +118,7 @@ class Run:
         self._models: list[nn.Module] = []
         self._optimizers: list[Optimizer] = []
         self._schedulers: list[Any] = []
+        self._ticks: dict[int, int | None] = {}  # where each scheduler was left, to notice who else steps it
         self._first_step = 0
 
     def prepare(self, *objects: Any, **named: Any) -> Any:
@@ -140,7 +144,7 @@ class Run:
             for thing in added.values():
                 if isinstance(thing, nn.Module):
                     to_channels_last(thing.to(self.device), self.policy)
-            unknown = session.add({**added, "scaler": self._scaler} if first else added)
+            unknown = session.add({**added, _SCALER: self._scaler} if first else added)
             if first:
                 self._live.step = self._first_step = session.progress.step
                 self._live.skipped = session.progress.skipped
@@ -151,6 +155,7 @@ class Run:
             self._models = [thing for thing in known if isinstance(thing, nn.Module)]
             self._optimizers = [thing for thing in known if isinstance(thing, Optimizer)]
             self._schedulers = [thing for thing in known if is_scheduler(thing)]
+            self._notes.tell(*fit_notes(session.objects))
             self._notes.tell(
                 scheduler_note([name for name, thing in added.items() if is_scheduler(thing)], self._interval)
             )
@@ -187,7 +192,7 @@ class Run:
             RuntimeError: Nothing was prepared.
             ValueError: The loader has no batches, or `epochs` is not a count.
         """
-        _check_count("epochs", epochs)
+        epochs = _count("epochs", epochs)
         if not self._session.objects:
             raise RuntimeError("run.loop came before run.prepare: call run.prepare(model, optimizer) first")
         if gpu_transform is not None and not callable(gpu_transform):
@@ -233,7 +238,7 @@ class Run:
         Args:
             loss: A scalar, the mean over its batch.
         """
-        backward(loss, self._scaler, scale=1.0 / self._live.size)
+        backward(loss, self._scaler, scale=1.0 / self._live.group_size)
 
     def clip_grad_norm(self, max_norm: float) -> torch.Tensor | None:
         """Clip the gradients of all prepared optimizers together, once per optimizer step.
@@ -251,33 +256,45 @@ class Run:
         parameters = [parameter for group in groups for parameter in group["params"]]
         return clip_grad_norm(parameters, max_norm, optimizer=optimizers, scaler=self._scaler)
 
-    def step(self, *optimizers: Optimizer) -> bool:
+    def step(self, *optimizers: Optimizer, closure: Callable[[], Any] | None = None) -> bool:
         """Step the optimizers and the schedulers and clear the gradients, when the accumulation group is whole.
 
         Args:
             *optimizers: Those to step, with the schedulers that follow them; all prepared ones by default.
+            closure: For optimizers that compute the loss themselves (LBFGS): clears gradients, calls `backward`, returns the loss.
 
         Returns:
             Whether the optimizers stepped: False in the middle of a group, and when the scaler skipped a step.
+
+        Raises:
+            RuntimeError: No optimizer was prepared, or LBFGS came without a closure.
         """
         live = self._live
         if not live.group_ends:
             return False
+        chosen = optimizers or self._optimizers
+        if not chosen:
+            raise RuntimeError("no torch optimizer was prepared: call run.prepare(model, optimizer)")
         stepped = True
-        for optimizer in optimizers or self._optimizers:
-            stepped &= step_optimizer(optimizer, self._scaler)
+        for optimizer in chosen:
+            stepped &= step_optimizer(optimizer, self._scaler, closure)
             optimizer.zero_grad(set_to_none=True)
         self._scaler.update()
         if not stepped:
             live.skipped += 1
             return False
         live.step += 1
-        self._step_schedulers("step", *optimizers)
+        if self._schedulers:
+            self._step_schedulers("step", *optimizers)
         return True
 
     @contextmanager
     def evaluate_mode(self) -> Iterator[None]:
         """Evaluate in the body or between loops: no gradients, evaluation mode, and no trace in modes or random streams."""
+        if not self._models:
+            raise RuntimeError(
+                "no model was prepared: call run.prepare(model, optimizer) before run.evaluate_mode()"
+            )
         with span(self._totals, "evaluate"), evaluating(*self._models, policy=self.policy):
             yield
 
@@ -289,13 +306,24 @@ class Run:
         """Save now: outside a loop at once; in a loop when the body has finished, as only that can be resumed exactly.
 
         Returns:
-            Whether it is stored already.
+            Whether it is stored already; False, too, where a loop was left half-way and there is nothing that may be saved.
+
+        Raises:
+            CheckpointError: It could not be written.
+            RuntimeError: Nothing was prepared.
         """
         if self._live.in_body:
             self._schedule.request()
             return False
+        if self._session.is_half_way:
+            self._notes.tell(
+                "not saved: the loop was left inside a body, so what is in memory is of no one moment"
+            )
+            return False
         with span(self._totals, "save"):
-            self._session.save(wait=True)
+            progress = self._session.progress
+            progress.step, progress.skipped = self._live.step, self._live.skipped
+            self._session.save(wait=True, always=True)
         return True
 
     def report(self) -> Report:
@@ -357,7 +385,13 @@ class Run:
         if interval == self._interval:
             for scheduler in self._schedulers:
                 if not optimizers or scheduler.optimizer in optimizers:
+                    now = getattr(scheduler, "last_epoch", None)  # ChainedScheduler has none
+                    if self._ticks.get(id(scheduler), now) != now:
+                        self._notes.tell(
+                            f"{type(scheduler).__name__} is stepped by hand, too: it moves faster than it should"
+                        )
                     scheduler.step()
+                    self._ticks[id(scheduler)] = getattr(scheduler, "last_epoch", None)
 
     def _greet(self) -> None:
         session, policy = self._session, self.policy
@@ -380,6 +414,13 @@ class Run:
                 )
 
 
-def _check_count(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+def _count(name: str, value: Any) -> int:
+    if not hasattr(value, "__index__") or isinstance(value, bool) or value < 1:
         raise ValueError(f"{name}={value!r}, expected a whole number of 1 or more")
+    return operator.index(value)
+
+
+def _seed(value: Any) -> int | None:
+    if value is not None and (not hasattr(value, "__index__") or isinstance(value, bool)):
+        raise ValueError(f"seed={value!r}, expected a whole number, or None for torch's own")
+    return None if value is None else operator.index(value)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Callable
+from typing import Literal
 
 from efficio_budget import Budget, parse_duration
 
@@ -24,16 +27,17 @@ class Schedule:
     def __init__(self, budget: Budget, save_every: int | str, *, clock: Callable[[], float]) -> None:
         self._budget = budget
         self._clock = clock
+        self._limited = budget.seconds < math.inf
         self._steps: int | None = None
-        self._seconds: float | None = None
+        self._seconds = math.inf
         if isinstance(save_every, str):
             self._seconds = parse_duration(save_every, name="save_every")
-        elif isinstance(save_every, bool) or not isinstance(save_every, int) or save_every < 1:
+        elif not hasattr(save_every, "__index__") or isinstance(save_every, bool) or save_every < 1:
             raise ValueError(
                 f"save_every={save_every!r}, expected optimizer steps such as 500 or a duration such as '10m'"
             )
         else:
-            self._steps = save_every
+            self._steps = operator.index(save_every)
         self._slowest_turn = 0.0
         self._slowest_save = 0.0
         self._turned = self._saved_at = clock()
@@ -45,20 +49,27 @@ class Schedule:
         self._turned = self._saved_at = self._clock()
         self._saved_step = step
 
-    def turn(self) -> bool:
-        """Note that a body has finished; whether the time is up, for one more body, a save and what lies between."""
-        now = self._clock()
-        self._slowest_turn = max(now - self._turned, self._slowest_turn * _FADE)
-        self._turned = now
-        return self._budget.expired(max(0.0, self._slowest_turn) + self._slowest_save)
+    def turn(self, step: int) -> Literal["stop", "save"] | None:
+        """Note that a body has finished, and say what is due.
 
-    def is_save_due(self, step: int) -> bool:
-        """Whether so many steps, or so much time, have passed since the last save, or one was asked for."""
-        if self._requested:
-            return True
+        Args:
+            step: Optimizer steps done.
+
+        Returns:
+            `"stop"` when the time left is not enough for one more body and a save; `"save"` when so many steps, or so much time,
+            have passed since the last save, or one was asked for.
+        """
+        now = self._clock()
+        took, faded = now - self._turned, self._slowest_turn * _FADE
+        self._turned = now
+        self._slowest_turn = took if took > faded else faded
+        if self._limited and self._budget.expired(self._slowest_turn + self._slowest_save):
+            return "stop"
         if self._steps is not None:
-            return step - self._saved_step >= self._steps
-        return self._seconds is not None and self._turned - self._saved_at >= self._seconds
+            due = step - self._saved_step >= self._steps
+        else:
+            due = now - self._saved_at >= self._seconds
+        return "save" if due or self._requested else None
 
     def request(self) -> None:
         """Make the next turn save."""

@@ -37,13 +37,14 @@ _open_sessions: weakref.WeakValueDictionary[str, Session] = weakref.WeakValueDic
 class Session:
     """The prepared objects, the progress, and their checkpoints in one storage.
 
-    What is in memory is either the state of the last point between two optimizer steps (`changes.any` is False), and can be
-    saved, or something half-way, and can only be thrown away by `rewind`. The two never mix.
+    What is in memory is either of one moment between two optimizer steps, and can be saved; or a loop was left inside a body that
+    had changed it (`is_half_way`), and it can only be thrown away by `rewind`. The two never mix.
 
     Attributes:
         objects: What is stored, by name.
         progress: How far the run is, as of the last `commit`.
         changes: Raised when the objects have left that point.
+        is_half_way: Whether a loop was left so that what is in memory is of no one moment.
         resumed_from: Step of the checkpoint that was loaded; None for a new run.
         stored_environment: What the loaded checkpoint says about where it was written.
     """
@@ -74,6 +75,7 @@ class Session:
         self.objects: dict[str, Any] = {}
         self.progress = Progress(seed=0)
         self.changes = Changes()
+        self.is_half_way = False
         self.resumed_from: int | None = None
         self.stored_environment: dict[str, Any] = {}
 
@@ -98,15 +100,18 @@ class Session:
         Raises:
             CheckpointError: They do not fit the checkpoint, or there are checkpoints but none is good. Nothing is touched.
         """
-        first = self._saver is None
-        if first:
+        if self._saver is None:
             self._open()
         together = {**self.objects, **objects}
-        put_snapshot(self._stored, together)
-        if first and self._rng is not None:
+        # All of them again, not the new ones alone: a scheduler that was built meanwhile has written its own learning rate into a
+        # restored optimizer. After training by hand only the new ones, or that would be undone.
+        put_snapshot(self._stored, objects if self.changes.any else together)
+        if self._rng is not None:
             set_rng_state(self._rng)
-        unknown = () if self.resumed_from is None else tuple(objects.keys() - self._stored.keys())
-        for name in objects.keys() - self.objects.keys():
+            self._rng = None
+        new = objects.keys() - self.objects.keys()
+        unknown = () if self.resumed_from is None else tuple(sorted(new - self._stored.keys()))
+        for name in new:
             self.changes.watch(objects[name])
         self.objects = together
         return unknown
@@ -114,8 +119,8 @@ class Session:
     def begin(self, name: str, length: int | None) -> tuple[Position, tuple[str, ...]]:
         """Make memory and storage agree before a loop goes on.
 
-        What was left half-way is thrown away for the last checkpoint; a new run stores its first one, so that there is always one
-        to go back to, and storage that cannot be written to is found before anything is trained.
+        A new run stores its first checkpoint, so that there is always one to go back to, and storage that cannot be written to is
+        found before anything is trained.
 
         Returns:
             Where the loop is, and the names in the checkpoint for which no object was prepared.
@@ -123,8 +128,7 @@ class Session:
         Raises:
             CheckpointError: The storage cannot be written to, or has no good checkpoint left.
         """
-        if self.changes.any:
-            self.rewind()
+        self.changes.any = False  # what user code did outside of loops belongs to what the loop begins with
         # What no object has claimed is carried on, from checkpoint to checkpoint.
         self._stored = {name: state for name, state in self._stored.items() if name not in self.objects}
         if self._saved is None:
@@ -141,11 +145,12 @@ class Session:
         self.progress.skipped = skipped
         self.changes.any = False
 
-    def save(self, *, wait: bool) -> bool:
+    def save(self, *, wait: bool, always: bool = False) -> bool:
         """Store the state of the last `commit`.
 
         Args:
             wait: Until it is durable; otherwise a save may be skipped while another is being written.
+            always: Also when no step was taken since the last save.
 
         Returns:
             Whether a checkpoint was begun; False when there is nothing new.
@@ -154,7 +159,7 @@ class Session:
             CheckpointError: It could not be written, or an earlier one in the background could not.
         """
         point = self.progress.step, dict(self.progress.loops)
-        if point == self._saved and (not wait or self._is_durable()):
+        if point == self._saved and not always and (not wait or self._is_durable()):
             return False
         self.progress.seconds = self._seconds_before + max(0.0, self._clock() - self._started)
         tree = {
@@ -174,7 +179,7 @@ class Session:
         put_snapshot(tree["objects"], self.objects)
         self.progress = Progress.from_tree(tree["progress"])
         self._saved = self.progress.step, dict(self.progress.loops)
-        self.changes.any = False
+        self.changes.any = self.is_half_way = False
 
     def close(self) -> None:
         """Wait for the save in flight and let go of the objects; an error of that save is logged."""

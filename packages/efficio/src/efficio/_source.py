@@ -9,6 +9,8 @@ from torch.utils.data import DataLoader
 
 from efficio_data import GPULoader, Resumable, measure_loader, resumable, tune_loader
 
+from ._fit import empty_loader_text
+
 
 def open_source(loader: Any, *, seed: int, device: torch.device) -> tuple[Resumable, tuple[str, ...]]:
     """Tune a loader, make it resumable, and see that it gives something.
@@ -26,6 +28,7 @@ def open_source(loader: Any, *, seed: int, device: torch.device) -> tuple[Resuma
         ValueError: It has no batches.
     """
     applied: tuple[str, ...] = ()
+    given = loader
     if isinstance(loader, DataLoader):
         settings = measure_loader(loader, device=device, rekeyed=True)
         loader, applied = tune_loader(loader, settings), (settings.reason,)
@@ -33,10 +36,7 @@ def open_source(loader: Any, *, seed: int, device: torch.device) -> tuple[Resuma
         applied = (f"the data set lives on {loader.x.device.type}",)
     source = resumable(loader, seed=seed)
     if length(source) == 0:
-        raise ValueError(
-            f"the {type(loader).__name__} has no batches: give it data, or a batch_size that is not above its "
-            "length with drop_last"
-        )
+        raise ValueError(empty_loader_text(given))
     return source, applied
 
 

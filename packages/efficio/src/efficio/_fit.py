@@ -1,0 +1,52 @@
+"""Fit: whether the prepared objects belong together, as far as a training that learns nothing can be told from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+
+def fit_notes(objects: Mapping[str, Any]) -> list[str]:
+    """What looks wrong about objects that are trained together, in plain words.
+
+    Args:
+        objects: All prepared ones by name.
+
+    >>> layer, other = nn.Linear(1, 1), nn.Linear(1, 1)
+    >>> import torch
+    >>> fit_notes({"model": layer, "optimizer": torch.optim.SGD(layer.parameters(), 0.1)})
+    []
+    >>> len(fit_notes({"model": layer, "optimizer": torch.optim.SGD(other.parameters(), 0.1)}))
+    1
+    """
+    notes = []
+    models = [thing for thing in objects.values() if isinstance(thing, nn.Module)]
+    owned = {id(parameter) for model in models for parameter in model.parameters()}
+    for name, thing in objects.items():
+        if isinstance(thing, Optimizer):
+            parameters = [parameter for group in thing.param_groups for parameter in group["params"]]
+            strange = sum(id(parameter) not in owned for parameter in parameters)
+            if strange:
+                notes.append(
+                    f"{strange} of {len(parameters)} parameters of {name} belong to no prepared model: they are stored by their "
+                    "place; make the optimizer from the model that you prepare, if that is not meant"
+                )
+        elif not isinstance(thing, nn.Module) and callable(getattr(thing, "zero_grad", None)):
+            notes.append(
+                f"{name} ({type(thing).__name__}) is no torch.optim.Optimizer: run.step() does not step it, do so yourself"
+            )
+    return notes
+
+
+def empty_loader_text(loader: Any) -> str:
+    """Why a loader gives nothing, with the numbers that say so."""
+    dataset: Any = getattr(loader, "dataset", None)
+    numbers = [f"{len(dataset)} samples"] if hasattr(dataset, "__len__") else []
+    numbers += [
+        f"{name}={getattr(loader, name)}" for name in ("batch_size", "drop_last") if hasattr(loader, name)
+    ]
+    found = f" ({', '.join(numbers)})" if numbers else ""
+    return f"the {type(loader).__name__} has no batches{found}: give it at least one batch of data"
