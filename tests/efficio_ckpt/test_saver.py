@@ -148,6 +148,18 @@ def test_an_error_surfaces_once_and_training_goes_on(tmp_path, surface):
     saver.close()
 
 
+def test_waiting_makes_the_save_in_flight_durable_and_raises_its_error(tmp_path):
+    with background_saver(Full(tmp_path, {2})) as saver:
+        saver.wait()
+        saver.save({"n": 1}, step=1)
+        saver.wait()
+        assert saver.status.last_step == 1
+        saver.save({"n": 2}, step=2)
+        with pytest.raises(CheckpointError, match="could not save step 2"):
+            saver.wait()
+        saver.wait()
+
+
 def test_a_final_save_raises_its_own_error_and_logs_an_earlier_one(tmp_path, caplog):
     with background_saver(Full(tmp_path, {1, 3})) as saver:
         saver.save({}, step=1)

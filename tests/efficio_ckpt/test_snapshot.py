@@ -112,6 +112,23 @@ def test_optimizer_state_follows_the_name_of_its_parameter_not_its_place():
     assert placed.by_place == ()
 
 
+def test_an_optimizer_can_be_restored_after_its_model():
+    model = conv_net()
+    optimizer = torch.optim.Adam(model.parameters())
+    train(model, optimizer, 1)
+    snapshot = take_snapshot({"model": model, "optimizer": optimizer})
+    fresh = torch.optim.Adam(list(model.parameters())[::-1])
+    weight = model[0].weight.clone()
+    with pytest.raises(CheckpointError, match="does not fit"):
+        put_snapshot(snapshot, {"optimizer": fresh})
+    with torch.no_grad():
+        model[0].weight.add_(1)
+    placed = put_snapshot(snapshot, {"optimizer": fresh}, beside={"model": model})
+    assert (placed.restored, placed.unused) == (("optimizer",), ("model",))
+    assert torch.equal(fresh.state[model[0].weight]["exp_avg"], optimizer.state[model[0].weight]["exp_avg"])
+    assert torch.equal(model[0].weight, weight + 1)
+
+
 def test_names_given_to_an_optimizer_are_used_for_parameters_outside_modules():
     a, b = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(3))
     try:
@@ -189,6 +206,27 @@ def test_learning_rate_is_the_stored_one_although_a_new_scheduler_wrote_into_the
     put_snapshot(snapshot, {"m": other, "o": again, "s": late})
     assert again.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"] == late.get_last_lr()[0]
     assert again.param_groups[0]["lr"] == 0.1**2
+
+
+def test_optimizers_come_last_whatever_other_objects_write_into_them():
+    class Meddler:
+        def state_dict(self):
+            return {}
+
+        def load_state_dict(self, state):
+            optimizer.param_groups[0]["lr"] = 9.0
+
+    class Eager(torch.optim.lr_scheduler.StepLR):
+        def load_state_dict(self, state):
+            super().load_state_dict(state)
+            self.optimizer.param_groups[0]["lr"] = 9.0
+
+    layer = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.25)
+    objects = {"o": optimizer, "s": Eager(optimizer, 5), "x": Meddler(), "l": layer}
+    placed = put_snapshot(take_snapshot(objects), objects)
+    assert optimizer.param_groups[0]["lr"] == 0.25
+    assert placed.restored == ("l", "x", "s", "o")
 
 
 def test_one_cycle_keeps_learning_rate_and_momentum():

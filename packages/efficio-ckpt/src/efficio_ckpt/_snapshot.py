@@ -69,7 +69,12 @@ def take_snapshot(objects: Mapping[str, object]) -> dict[str, Tree]:
     return cast("dict[str, Tree]", copied(snapshot_tree(objects)))
 
 
-def put_snapshot(tree: Mapping[str, Tree], objects: Mapping[str, object]) -> Placed:
+def put_snapshot(
+    tree: Mapping[str, Tree],
+    objects: Mapping[str, object],
+    *,
+    beside: Mapping[str, object] | None = None,
+) -> Placed:
     """Load the states of a tree into objects of the same names.
 
     All of it is checked before any object is touched. Modules come first, then other objects and schedulers, and optimizers
@@ -79,6 +84,8 @@ def put_snapshot(tree: Mapping[str, Tree], objects: Mapping[str, object]) -> Pla
     Args:
         tree: From `take_snapshot`, or loaded.
         objects: By name, as for `take_snapshot`; loaded in place.
+        beside: Objects that are not loaded, such as a model that was restored before its optimizer was made: their modules
+            give parameters the names under which they were stored.
 
     Raises:
         CheckpointError: Something does not fit, listed in one message, and nothing was touched; or an object refused its
@@ -87,7 +94,7 @@ def put_snapshot(tree: Mapping[str, Tree], objects: Mapping[str, object]) -> Pla
     """
     if not isinstance(tree, Mapping):
         raise CheckpointError(f"a snapshot is a dict of states by name, not a {type(tree).__name__}")
-    named = parameter_names(_modules(objects))
+    named = parameter_names(_modules({**(beside or {}), **objects}))
     chosen = {name: thing for name, thing in objects.items() if name in tree}
     problems = []
     for name, thing in objects.items():
