@@ -162,17 +162,6 @@ class Saver:
             self._join()
         self._raise_error()
 
-    def wait(self) -> None:
-        """Return when the save in flight is durable; at once when there is none.
-
-        Raises:
-            CheckpointError: It failed, or an earlier one did.
-        """
-        self._notice_fork()
-        with self._turn:
-            self._join()
-        self._raise_error()
-
     def take_error(self) -> CheckpointError | None:
         """Return the error that the next call would raise, and forget it."""
         self._notice_fork()
