@@ -253,7 +253,7 @@ def test_a_sample_that_fails_in_a_fork_means_no_workers_and_the_reason_has_the_e
 
 @needs_fork
 def test_a_sample_that_hangs_in_a_fork_means_no_workers(monkeypatch):
-    monkeypatch.setattr("efficio_data._item_cost._PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr("efficio_data._child._PATIENCE_SECONDS", 0.2)
     assert "made no sample within" in measure_items(DataLoader(Slow(seconds=60)), seconds=0.1).trouble
 
 

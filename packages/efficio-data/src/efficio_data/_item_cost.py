@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,11 +12,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
+from ._child import ask_child
 from ._transfer import leaves
-
-_PATIENCE_SECONDS = (
-    10.0  # for a first sample that opens files or builds an index; a child that hangs costs this once
-)
 
 
 @dataclass(frozen=True)
@@ -51,49 +48,13 @@ def measure_items(loader: DataLoader[Any], *, seconds: float = 1.0) -> ItemCost:
     Returns:
         The cost, or the trouble: an exception of the dataset is told there, and comes up again where the loader is read.
     """
-    import multiprocessing
-
-    context = multiprocessing.get_context("fork")
-    receiver, sender = context.Pipe(duplex=False)
-    child = context.Process(target=_measure_in_child, args=(loader, seconds, sender), daemon=True)
-    with (
-        warnings.catch_warnings()
-    ):  # Python 3.12 warns of threads at each fork; the DataLoader's own workers are forked alike
-        warnings.simplefilter("ignore", DeprecationWarning)
-        child.start()
-    sender.close()
     try:
-        if not receiver.poll(seconds + _PATIENCE_SECONDS):
-            return ItemCost(
-                trouble=f"a forked process made no sample within {seconds + _PATIENCE_SECONDS:.1f} s"
-            )
-        cost: ItemCost = receiver.recv()
-    except EOFError:
-        child.join()
-        return ItemCost(
-            trouble=f"a forked process ended with exit code {child.exitcode} when it made a sample"
+        cost: ItemCost = ask_child(
+            functools.partial(time_batch, loader, seconds=seconds, clock=time.perf_counter), seconds=seconds
         )
-    finally:
-        child.kill()
-        child.join()
-        child.close()
-        receiver.close()
+    except RuntimeError as error:
+        return ItemCost(trouble=str(error))
     return cost
-
-
-def _measure_in_child(loader: DataLoader[Any], seconds: float, sender: Any) -> None:
-    import signal
-
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C goes to the whole group; the parent ends this process
-    torch.set_num_threads(1)  # as in a worker: the threads of OpenMP do not outlive a fork
-    try:
-        cost = time_batch(loader, seconds=seconds, clock=time.perf_counter)
-    except Exception as error:  # noqa: BLE001  handed to the parent
-        first_line = (str(error).strip() or "no message").splitlines()[0]
-        cost = ItemCost(trouble=f"a sample failed in a forked process ({type(error).__name__}: {first_line})")
-    sender.send(cost)
 
 
 def time_batch(loader: DataLoader[Any], *, seconds: float, clock: Callable[[], float]) -> ItemCost:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -12,10 +13,13 @@ from typing import Any, Protocol, cast, runtime_checkable
 import torch
 from torch.utils.data import DataLoader
 
+from ._child import ask_child
 from ._draws import epoch_batches, epoch_indices
 from ._keyed import CountedCollate, Key, KeyedDataset, KeyedStream, OwnProcessGroup
 from ._keys import derive_seed, isolated_generators
 from ._position import Position, check_position
+
+_PROBE_SECONDS = 1.0
 
 
 @runtime_checkable
@@ -169,10 +173,21 @@ class _Map:
     def repeats(self) -> bool:
         """Build the first sample of epoch 0 twice under one key, and compare: False if its randomness is out of reach.
 
-        The global generators are put back; a dataset that counts its reads sees two more.
+        With workers it is built in a forked process, as a worker would do, so that a file that the dataset opens when it is first
+        read is not shared with the workers to come. True where that cannot be tried.
         """
         if not isinstance(self._dataset, KeyedDataset):
             return True
+        if not self._loader.num_workers:
+            return self._first_repeats()
+        if not sys.platform.startswith("linux"):
+            return True
+        try:
+            return bool(ask_child(self._first_repeats, seconds=_PROBE_SECONDS))
+        except RuntimeError:
+            return True  # the trouble comes up again where the loader is read
+
+    def _first_repeats(self) -> bool:
         with isolated_generators():
             first_key = next(iter(self._keys), None)
             if first_key is None:

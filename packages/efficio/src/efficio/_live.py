@@ -18,6 +18,8 @@ class Live:
         epoch: Epoch that the current loop is in, from 0.
         group_size: Batches in the accumulation group.
         group_ends: Whether the batch in the body is the last of its group, so that an optimizer step is due.
+        begun: Epochs of each loop that this process has begun, in order.
+        complete: Names of those whose last epoch is trained and stored.
         loop: Name of the loop that is running.
         in_body: Whether a body of a loop is running.
         stop: Whether and why to stop, as long as that holds.
@@ -30,6 +32,8 @@ class Live:
     epoch: int = 0
     group_size: int = 1
     group_ends: bool = True
+    begun: dict[str, int] = field(default_factory=dict)
+    complete: set[str] = field(default_factory=set)
     loop: str | None = None
     in_body: bool = False
     stop: Stop = field(default_factory=Stop)

@@ -66,6 +66,8 @@ class Loop:
                     "first, or loop over one loader that gives both batches"
                 )
             self.live.loop = self.name
+            self.live.begun[self.name] = self.epochs
+            self.live.complete.discard(self.name)
             stack.callback(setattr, self.live, "loop", None)
             stack.callback(self.totals.switch, self.totals.switch("setup"))
             position = self._begin()
@@ -75,6 +77,8 @@ class Loop:
             backends = stack.enter_context(tuned_backends(self.policy, benchmark=benchmark))
             stack.enter_context(sample_gpu(self.samples))
             if position.epoch >= self.epochs:
+                self.session.save(wait=True)  # nothing new, unless the last save had failed
+                self.live.complete.add(self.name)
                 return
             bar = stack.enter_context(self._bar(position))
             stack.push(lambda _, error, __: self._left(error))
@@ -85,6 +89,7 @@ class Loop:
                     return
             self.totals.switch("save")
             self.session.save(wait=True)
+            self.live.complete.add(self.name)
             self._pass_on()
         if self.policy.device.type == "cuda":
             self.notes.use(backends.note)
@@ -211,10 +216,12 @@ class Loop:
     def _save(self) -> None:
         previous = self.totals.switch("save")
         try:
-            self.session.save(wait=False)
+            tried = self.session.save(wait=False)
         except CheckpointError as error:
+            tried = True
             self.notes.tell(f"a save failed, training goes on and the checkpoints before it stand: {error}")
-        self.schedule.saved(self.live.step, self.session.saver.status.seconds)
+        if tried:  # while another one is being written it stays due
+            self.schedule.saved(self.live.step, self.session.saver.status.seconds)
         self.totals.switch(previous)
 
     def _left(self, error: BaseException | None) -> bool:
@@ -226,15 +233,21 @@ class Loop:
             return False
         interrupted = live.stop.received == signal.SIGINT
         live.stop = Stop()  # what was asked of this loop does not hold for the next one
-        self.session.is_half_way |= self.session.changes.any
+        self.session.is_half_way |= self.session.changes.moved
+        dropped = self.schedule.drop_request()
         if interrupted or isinstance(error, CheckpointError):
             return False
         live.ended = live.ended or "an exception or break"
         self.totals.switch("save")
-        if self.session.changes.any:
+        if self.session.is_half_way:
             self.notes.tell(
                 "the loop was left inside a body that had changed the model, which cannot be resumed exactly: the last "
                 f"checkpoint in {self.session.place} counts, and the next loop goes on from there"
+                + (
+                    "; the save that was asked for in that body was dropped: run.stop() saves and ends"
+                    if dropped
+                    else ""
+                )
             )
             return False
         try:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
-
-from efficio_data import Position
 
 
 def object_names(
@@ -49,21 +47,18 @@ def object_names(
     return result
 
 
-def loop_name(begun: Mapping[str, int], loops: Mapping[str, Position]) -> str:
+def loop_name(begun: Mapping[str, int], complete: Collection[str]) -> str:
     """The name of a loop that was not given one: that of the last loop while it is unfinished, else its ordinal.
 
     Args:
         begun: Epochs of each loop that this process has begun, in order.
-        loops: Where each loop is.
+        complete: Names of those whose last epoch is trained and stored.
 
-    >>> loop_name({}, {}), loop_name({"0": 2}, {"0": Position(1, 8)}), loop_name({"0": 2}, {"0": Position(2)})
+    >>> loop_name({}, ()), loop_name({"0": 2}, ()), loop_name({"0": 2}, {"0"})
     ('0', '0', '1')
     """
-    if begun:
-        last = list(begun)[-1]
-        if loops.get(last, Position()).epoch < begun[last]:
-            return last
-    return str(len(begun))
+    last = list(begun)[-1:]
+    return last[0] if last and last[0] not in complete else str(len(begun))
 
 
 def _kind(thing: Any) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -30,12 +29,14 @@ from efficio_precision import (
 )
 from efficio_report import GPUSample, Report, Totals, collect_report, span
 
+from ._arguments import whole_number
 from ._console import Notes, say
 from ._fit import fit_notes
 from ._live import Live
 from ._loop import Loop
 from ._naming import is_scheduler, loop_name, object_names
 from ._schedule import Schedule
+from ._schedulers import Schedulers
 from ._session import Session
 from ._source import open_source
 from ._words import bce_note, environment_note, scheduler_note, start_line, storage_note
@@ -92,11 +93,8 @@ class Run:
         self._totals = Totals(phase="setup", clock=clock)
         self._budget = Budget(budget, margin=margin, clock=clock)
         self._schedule = Schedule(self._budget, save_every, clock=clock)
-        keep = _count("keep", keep)
-        if scheduler_interval not in ("step", "epoch", None):
-            raise ValueError(f"scheduler_interval={scheduler_interval!r}, expected 'step', 'epoch' or None")
-        self._accumulated = _count("grad_accum_steps", grad_accum_steps)
-        self._interval = scheduler_interval
+        self._schedulers = Schedulers(scheduler_interval)
+        self._accumulated = whole_number("grad_accum_steps", grad_accum_steps, at_least=1)
         self._deterministic = deterministic
         self._shown = progress
         self.policy = precision_policy(precision=precision)
@@ -106,19 +104,21 @@ class Run:
             "torch": torch.__version__.split("+")[0],
             "threads": torch.get_num_threads(),
         }
-        self._seed = seed = _seed(seed)
+        self._seed = None if seed is None else whole_number("seed", seed)
         self._session = Session(
-            storage, mode=checkpoint_mode, keep=keep, seed=seed, environment=self._environment, clock=clock
+            storage,
+            mode=checkpoint_mode,
+            keep=whole_number("keep", keep, at_least=1),
+            seed=self._seed,
+            environment=self._environment,
+            clock=clock,
         )
         self._scaler = make_scaler(self.policy)
         self._live = Live()
         self._notes = Notes()
         self._samples: list[GPUSample] = []
-        self._begun: dict[str, int] = {}
         self._models: list[nn.Module] = []
         self._optimizers: list[Optimizer] = []
-        self._schedulers: list[Any] = []
-        self._ticks: dict[int, int | None] = {}  # where each scheduler was left, to notice who else steps it
         self._first_step = 0
 
     def prepare(self, *objects: Any, **named: Any) -> Any:
@@ -154,10 +154,12 @@ class Run:
             known = session.objects.values()
             self._models = [thing for thing in known if isinstance(thing, nn.Module)]
             self._optimizers = [thing for thing in known if isinstance(thing, Optimizer)]
-            self._schedulers = [thing for thing in known if is_scheduler(thing)]
+            self._schedulers.add([thing for thing in known if is_scheduler(thing)])
             self._notes.tell(*fit_notes(session.objects))
             self._notes.tell(
-                scheduler_note([name for name, thing in added.items() if is_scheduler(thing)], self._interval)
+                scheduler_note(
+                    [name for name, thing in added.items() if is_scheduler(thing)], self._schedulers.interval
+                )
             )
             if self.policy.dtype != torch.float32:
                 unsafe = unsafe_under_autocast(*self._models)
@@ -192,7 +194,7 @@ class Run:
             RuntimeError: Nothing was prepared.
             ValueError: The loader has no batches, or `epochs` is not a count.
         """
-        epochs = _count("epochs", epochs)
+        epochs = whole_number("epochs", epochs, at_least=1)
         if not self._session.objects:
             raise RuntimeError("run.loop came before run.prepare: call run.prepare(model, optimizer) first")
         if gpu_transform is not None and not callable(gpu_transform):
@@ -201,13 +203,12 @@ class Run:
             )
         with span(self._totals, "setup"):
             if name is None:
-                name = loop_name(self._begun, self._session.progress.loops)
+                name = loop_name(self._live.begun, self._live.complete)
             seed = derive_seed(self._session.progress.seed, "loop", name)
             source, applied = open_source(loader, seed=seed, device=self.device)
         self._notes.use(*applied)
         if self.stopped:
             return iter(())
-        self._begun[name] = epochs
         return Loop(
             name=name,
             epochs=epochs,
@@ -225,7 +226,7 @@ class Run:
             notes=self._notes,
             samples=self._samples,
             clear_gradients=self._clear_gradients,
-            end_epoch=lambda: self._step_schedulers("epoch"),
+            end_epoch=lambda: self._schedulers.step("epoch"),
         ).batches()
 
     def autocast(self) -> AbstractContextManager[object]:
@@ -284,8 +285,7 @@ class Run:
             live.skipped += 1
             return False
         live.step += 1
-        if self._schedulers:
-            self._step_schedulers("step", *optimizers)
+        self._schedulers.step("step", optimizers)
         return True
 
     @contextmanager
@@ -301,6 +301,10 @@ class Run:
     def batches(self, loader: Any) -> Iterator[Any]:
         """The batches of a loader on the device, without a position: for evaluation."""
         return prefetch(loader, self.device)
+
+    def stop(self) -> None:
+        """Ask the loop to save and end when the body has finished, as `break` cannot: for stopping early by your own rule."""
+        self._live.stop.request("run.stop()")
 
     def save(self) -> bool:
         """Save now: outside a loop at once; in a loop when the body has finished, as only that can be resumed exactly.
@@ -356,11 +360,8 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether every loop that was begun has trained all of its epochs."""
-        loops = self._session.progress.loops
-        return bool(self._begun) and all(
-            name in loops and loops[name].epoch >= epochs for name, epochs in self._begun.items()
-        )
+        """Whether every loop that was begun has trained and stored all of its epochs."""
+        return bool(self._live.begun) and self._live.complete >= self._live.begun.keys()
 
     @property
     def step_count(self) -> int:
@@ -381,18 +382,6 @@ class Run:
         for optimizer in self._optimizers:
             optimizer.zero_grad(set_to_none=True)
 
-    def _step_schedulers(self, interval: str, *optimizers: Optimizer) -> None:
-        if interval == self._interval:
-            for scheduler in self._schedulers:
-                if not optimizers or scheduler.optimizer in optimizers:
-                    now = getattr(scheduler, "last_epoch", None)  # ChainedScheduler has none
-                    if self._ticks.get(id(scheduler), now) != now:
-                        self._notes.tell(
-                            f"{type(scheduler).__name__} is stepped by hand, too: it moves faster than it should"
-                        )
-                    scheduler.step()
-                    self._ticks[id(scheduler)] = getattr(scheduler, "last_epoch", None)
-
     def _greet(self) -> None:
         session, policy = self._session, self.policy
         say(
@@ -412,15 +401,3 @@ class Run:
                 self._notes.tell(
                     f"seed={self._seed} is not used: this run began with {session.progress.seed} and keeps it"
                 )
-
-
-def _count(name: str, value: Any) -> int:
-    if not hasattr(value, "__index__") or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name}={value!r}, expected a whole number of 1 or more")
-    return operator.index(value)
-
-
-def _seed(value: Any) -> int | None:
-    if value is not None and (not hasattr(value, "__index__") or isinstance(value, bool)):
-        raise ValueError(f"seed={value!r}, expected a whole number, or None for torch's own")
-    return None if value is None else operator.index(value)

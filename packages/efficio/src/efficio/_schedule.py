@@ -75,6 +75,11 @@ class Schedule:
         """Make the next turn save."""
         self._requested = True
 
+    def drop_request(self) -> bool:
+        """Forget what `request` asked for; whether it was asked and has not been done."""
+        requested, self._requested = self._requested, False
+        return requested
+
     def saved(self, step: int, seconds: float) -> None:
         """Note that a save was made, and how long one takes from the call until it is stored."""
         self._turned = self._saved_at = self._clock()

@@ -43,7 +43,7 @@ class Session:
     Attributes:
         objects: What is stored, by name.
         progress: How far the run is, as of the last `commit`.
-        changes: Raised when the objects have left that point.
+        changes: Whether the objects have left that point.
         is_half_way: Whether a loop was left so that what is in memory is of no one moment.
         resumed_from: Step of the checkpoint that was loaded; None for a new run.
         stored_environment: What the loaded checkpoint says about where it was written.
@@ -67,6 +67,7 @@ class Session:
         self._clock = clock
         self._started = clock()
         self._seconds_before = 0.0
+        self._closed = False
         self._saver: Saver | None = None
         self._stored: dict[str, Any] = {}
         self._rng: Any = None
@@ -105,15 +106,17 @@ class Session:
         together = {**self.objects, **objects}
         # All of them again, not the new ones alone: a scheduler that was built meanwhile has written its own learning rate into a
         # restored optimizer. After training by hand only the new ones, or that would be undone.
-        put_snapshot(self._stored, objects if self.changes.any else together)
+        put_snapshot(self._stored, objects if self.changes.moved else together)
         if self._rng is not None:
             set_rng_state(self._rng)
             self._rng = None
         new = objects.keys() - self.objects.keys()
         unknown = () if self.resumed_from is None else tuple(sorted(new - self._stored.keys()))
         for name in new:
-            self.changes.watch(objects[name])
+            if not name.startswith("@"):  # the run's own moves with its optimizers
+                self.changes.watch(objects[name])
         self.objects = together
+        self.changes.settle()
         return unknown
 
     def begin(self, name: str, length: int | None) -> tuple[Position, tuple[str, ...]]:
@@ -128,7 +131,7 @@ class Session:
         Raises:
             CheckpointError: The storage cannot be written to, or has no good checkpoint left.
         """
-        self.changes.any = False  # what user code did outside of loops belongs to what the loop begins with
+        self.changes.settle()  # what user code did outside of loops belongs to what the loop begins with
         # What no object has claimed is carried on, from checkpoint to checkpoint.
         self._stored = {name: state for name, state in self._stored.items() if name not in self.objects}
         if self._saved is None:
@@ -143,7 +146,7 @@ class Session:
         self.progress.batches[name] = batches
         self.progress.step = step
         self.progress.skipped = skipped
-        self.changes.any = False
+        self.changes.settle()
 
     def save(self, *, wait: bool, always: bool = False) -> bool:
         """Store the state of the last `commit`.
@@ -157,7 +160,12 @@ class Session:
 
         Raises:
             CheckpointError: It could not be written, or an earlier one in the background could not.
+            RuntimeError: A later run has taken over the storage.
         """
+        if self._closed:
+            raise RuntimeError(f"a later Run took over the storage {self.place!r}: go on with that one")
+        if not wait and self.saver.status.in_flight_step is not None:
+            return False  # before the states are collected for nothing
         point = self.progress.step, dict(self.progress.loops)
         if point == self._saved and not always and (not wait or self._is_durable()):
             return False
@@ -179,10 +187,12 @@ class Session:
         put_snapshot(tree["objects"], self.objects)
         self.progress = Progress.from_tree(tree["progress"])
         self._saved = self.progress.step, dict(self.progress.loops)
-        self.changes.any = self.is_half_way = False
+        self.changes.settle()
+        self.is_half_way = False
 
     def close(self) -> None:
         """Wait for the save in flight and let go of the objects; an error of that save is logged."""
+        self._closed = True
         self.changes.unwatch()
         if self._saver is not None:
             try:
