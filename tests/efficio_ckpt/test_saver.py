@@ -9,6 +9,7 @@ import sys
 import textwrap
 import threading
 import time
+import weakref
 from dataclasses import FrozenInstanceError
 
 import pytest
@@ -214,11 +215,31 @@ def test_a_closed_saver_says_so_and_closes_again(tmp_path):
 def test_buffers_are_reused_and_shapes_may_change(quick_path):
     with background_saver(quick_path) as saver:
         saver.save({"a": torch.ones(1000)}, step=1, wait=True)
-        first = saver._buffer.data_ptr()
+        first = saver._pool[0].data_ptr()
         saver.save({"a": torch.zeros(900), "b": torch.ones(3, dtype=torch.bool)}, step=2, wait=True)
-        assert saver._buffer.data_ptr() == first
+        assert saver._pool[0].data_ptr() == first
         saver.save({"a": torch.full((5000,), 7.0)}, step=3, wait=True)
         assert torch.equal(load_state(quick_path)["a"], torch.full((5000,), 7.0))
+
+
+def test_a_buffer_that_is_too_small_is_given_up_before_a_larger_one_is_made(quick_path, monkeypatch):
+    from efficio_ckpt import _staging
+
+    held = []
+    make = _staging._new_buffer
+
+    def watched(size, *, pinned):
+        held.append([buffer() is not None for buffer in buffers])
+        buffer = make(size, pinned=pinned)
+        buffers.append(weakref.ref(buffer))
+        return buffer
+
+    buffers = []
+    monkeypatch.setattr(_staging, "_new_buffer", watched)
+    with background_saver(quick_path) as saver:
+        for step in range(3):
+            saver.save({"a": torch.ones(1000 * (step + 1))}, step=step, wait=True)
+    assert held == [[], [False], [False, False]]
 
 
 def test_threads_files_and_memory_do_not_grow_with_the_number_of_saves(quick_path):
@@ -359,4 +380,4 @@ def test_copies_from_a_gpu_are_the_state_at_the_call(tmp_path):
     tree = load_state(tmp_path)
     assert {float(value) for tensor in tree["t"] for value in tensor.unique()} == {4.0}
     assert torch.equal(tree["c"], kept.cpu())
-    assert saver._buffer is None
+    assert saver._pool == []

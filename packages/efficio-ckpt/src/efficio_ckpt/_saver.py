@@ -76,7 +76,7 @@ class Saver:
         self._run_id = run_id
         self._status = SaverStatus()
         self._closed = False
-        self._buffer: Tensor | None = None
+        self._pool: list[Tensor] = []
         self._forget_threads()
 
     @property
@@ -126,11 +126,7 @@ class Saver:
                     self._update(skipped=self._status.skipped + 1)
                     return False
                 self._join()
-            flat = flatten(tree)
-            # The old buffer is given up before a larger one is made.
-            buffer, self._buffer = self._buffer, None
-            staged = stage(flat, buffer)
-            self._buffer = staged.buffer
+            staged = stage(flatten(tree), self._pool)
             self._wait_copied = staged.wait
             self._update(in_flight_step=step)
             self._start(lambda: self._write(staged, step=step, metadata=details, begun=begun))
@@ -180,7 +176,7 @@ class Saver:
         with self._turn:
             self._closed = True
             self._join()
-            self._buffer = None
+            self._pool.clear()
         self._raise_error()
 
     def __enter__(self) -> Saver:

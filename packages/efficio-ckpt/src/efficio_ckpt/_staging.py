@@ -24,13 +24,11 @@ class Staged:
     """A flattened tree whose tensors are copies.
 
     Args:
-        flat: Its sources lie one after the other in `buffer`, contiguous, on the CPU.
-        buffer: Memory to be reused once the copies are written.
+        flat: Its sources lie one after the other in one buffer, contiguous, on the CPU.
         wait: Returns when all copies are complete.
     """
 
     flat: Flat
-    buffer: Tensor
     wait: Callable[[], None]
 
 
@@ -48,7 +46,7 @@ def offsets(sizes: list[int], *, alignment: int = _ALIGNMENT) -> list[int]:
     return list(accumulate((size + -size % alignment for size in sizes), initial=0))
 
 
-def stage(flat: Flat, buffer: Tensor | None) -> Staged:
+def stage(flat: Flat, pool: list[Tensor]) -> Staged:
     """Copy the tensors of a flattened tree into a buffer.
 
     Those on the CPU are copied when this returns. Those on a CUDA device are copied on a stream of their own, for which the
@@ -56,12 +54,16 @@ def stage(flat: Flat, buffer: Tensor | None) -> Staged:
 
     Args:
         flat: Read; its tensors may change once the device gets to what is computed next.
-        buffer: From an earlier call, and no longer in use; another one is made when it is too small.
+        pool: Holds the buffer of an earlier call, no longer in use, and the one of this call afterwards. One that is too small
+            is given up before a larger one is made, if nobody else holds it.
     """
     starts = offsets([source.numel() * source.element_size() for source in flat.sources])
     devices = {source.device for source in flat.sources if source.device.type == "cuda"}
-    if buffer is None or buffer.numel() < starts[-1] or (devices and not buffer.is_pinned()):
-        buffer = _new_buffer(starts[-1], pinned=bool(devices))
+    if pool and (pool[0].numel() < starts[-1] or (devices and not pool[0].is_pinned())):
+        pool.clear()
+    if not pool:
+        pool.append(_new_buffer(starts[-1], pinned=bool(devices)))
+    buffer = pool[0]
     copies = tuple(
         buffer[start : start + source.numel() * source.element_size()].view(source.dtype).view(source.shape)
         for start, source in zip(starts, flat.sources, strict=False)
@@ -86,7 +88,7 @@ def stage(flat: Flat, buffer: Tensor | None) -> Staged:
         for event in events:
             event.synchronize()
 
-    return Staged(replace(flat, sources=copies), buffer, wait)
+    return Staged(replace(flat, sources=copies), wait)
 
 
 def _new_buffer(size: int, *, pinned: bool) -> Tensor:
