@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,8 +29,9 @@ from efficio_precision import (
 from efficio_report import GPUSample, Report, Totals, collect_report, span
 
 from ._arguments import whole_number
-from ._console import Notes, say
+from ._console import Notes
 from ._fit import fit_notes
+from ._greeting import environment, greet
 from ._live import Live
 from ._loop import Loop
 from ._naming import is_scheduler, loop_name, object_names
@@ -39,7 +39,7 @@ from ._schedule import Schedule
 from ._schedulers import Schedulers
 from ._session import Session
 from ._source import open_source
-from ._words import bce_note, environment_note, scheduler_note, start_line, storage_note
+from ._words import bce_note, scheduler_note
 
 _SCALER = "@scaler"  # no keyword of the user's can be that
 
@@ -99,18 +99,13 @@ class Run:
         self._shown = progress
         self.policy = precision_policy(precision=precision)
         self.device = torch.device(self.policy.device.type)
-        self._environment = {
-            "device": self.policy.device.name,
-            "torch": torch.__version__.split("+")[0],
-            "threads": torch.get_num_threads(),
-        }
         self._seed = None if seed is None else whole_number("seed", seed)
         self._session = Session(
             storage,
             mode=checkpoint_mode,
             keep=whole_number("keep", keep, at_least=1),
             seed=self._seed,
-            environment=self._environment,
+            environment=environment(self.policy),
             clock=clock,
         )
         self._scaler = make_scaler(self.policy)
@@ -148,7 +143,7 @@ class Run:
             if first:
                 self._live.step = self._first_step = session.progress.step
                 self._live.skipped = session.progress.skipped
-                self._greet()
+                greet(session, self.policy, self._budget, self._notes, seed=self._seed)
             if unknown:
                 self._notes.tell(f"not in the checkpoint, so new: {', '.join(unknown)}")
             known = session.objects.values()
@@ -381,23 +376,3 @@ class Run:
     def _clear_gradients(self) -> None:
         for optimizer in self._optimizers:
             optimizer.zero_grad(set_to_none=True)
-
-    def _greet(self) -> None:
-        session, policy = self._session, self.policy
-        say(
-            start_line(
-                resumed_from=session.resumed_from,
-                seconds=session.progress.seconds,
-                place=session.place,
-                precision=policy.reason,
-                stops_at=self._budget.stops_at(datetime.now()),
-            )
-        )
-        self._notes.use(policy.reason)
-        self._notes.tell(storage_note(host(os.environ), session.place))
-        if session.resumed_from is not None:
-            self._notes.tell(environment_note(session.stored_environment, self._environment))
-            if self._seed not in (None, session.progress.seed):
-                self._notes.tell(
-                    f"seed={self._seed} is not used: this run began with {session.progress.seed} and keeps it"
-                )

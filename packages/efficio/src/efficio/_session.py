@@ -46,6 +46,7 @@ class Session:
         changes: Whether the objects have left that point.
         is_half_way: Whether a loop was left so that what is in memory is of no one moment.
         resumed_from: Step of the checkpoint that was loaded; None for a new run.
+        environment: What a checkpoint says about where it is written.
         stored_environment: What the loaded checkpoint says about where it was written.
     """
 
@@ -63,7 +64,7 @@ class Session:
         self._mode = mode
         self._keep = keep
         self._seed = seed
-        self._environment = dict(environment)
+        self.environment = dict(environment)
         self._clock = clock
         self._started = clock()
         self._seconds_before = 0.0
@@ -175,7 +176,7 @@ class Session:
             "progress": self.progress.to_tree(),
             "rng": rng_state(),
         }
-        begun = self.saver.save(tree, step=self.progress.step, wait=wait, metadata=self._environment)
+        begun = self.saver.save(tree, step=self.progress.step, wait=wait, metadata=self.environment)
         if begun:
             self._saved = point
         return begun
