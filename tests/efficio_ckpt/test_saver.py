@@ -117,6 +117,17 @@ def test_a_save_that_finds_one_in_flight_is_skipped_and_a_waiting_one_waits(tmp_
             status.skipped = 0
 
 
+def test_a_save_right_after_another_was_done_is_not_skipped(quick_path):
+    with background_saver(quick_path) as saver:
+        for step in range(200):
+            saver.save(step, step=step)
+            wait_for(saver)
+        status = saver.status
+    assert (status.skipped, status.committed) == (0, 200)
+    assert status.committed_bytes >= 200 * status.bytes * 0.9
+    assert status.committed_seconds >= status.seconds
+
+
 def wait_for(saver):
     while saver.status.in_flight_step is not None:
         time.sleep(0.001)

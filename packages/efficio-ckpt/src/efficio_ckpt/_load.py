@@ -75,7 +75,10 @@ def load_checkpoint(
             f"the checkpoints in '{place.place}' are replaced faster than they can be read; try again"
         )
     if problems:
-        raise CheckpointError(f"no checkpoint in '{place.place}' is good: {'; '.join(problems.values())}")
+        raise CheckpointError(
+            f"no checkpoint in '{place.place}' is good: {'; '.join(problems.values())}; give another "
+            "storage to begin anew, or bring back good files: nothing was changed there"
+        )
     wanted = "".join(
         [f" of step {step}" if step is not None else "", f" of run {run_id!r}" if run_id else ""]
     )

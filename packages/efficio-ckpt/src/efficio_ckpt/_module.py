@@ -97,20 +97,26 @@ def module_problems(module: nn.Module, stored: Any) -> list[str]:
     if not isinstance(stored, Mapping):
         return [f"the checkpoint holds a {type(stored).__name__} and no state of a module"]
     live = module_state(module)
-    problems = []
+    problems: list[str] = []
+    cast: list[str] = []
     missing = sorted(live.keys() - stored.keys())
     unexpected = sorted(map(str, stored.keys() - live.keys()))
     if missing:
         problems.append(f"not in the checkpoint: {_some(missing)}")
     if unexpected:
         problems.append(f"not in the module: {_some(unexpected)}")
-    for name in live.keys() & stored.keys():
+    for name in sorted(live.keys() & stored.keys()):
         here, there = live[name], stored[name]
         if isinstance(here, UninitializedTensorMixin):
             continue
         if isinstance(here, Tensor) and (not isinstance(there, Tensor) or here.shape != there.shape):
             shape = tuple(there.shape) if isinstance(there, Tensor) else type(there).__name__
             problems.append(f"{name} is {tuple(here.shape)} here and {shape} in the checkpoint")
+        elif isinstance(here, Tensor) and here.dtype != there.dtype:
+            cast.append(f"{name} is {_dtype(here)} here and {_dtype(there)} in the checkpoint")
+    if cast:
+        # Rounding in silence would be another run; which cast is meant is the caller's to say.
+        problems.append(f"{_some(cast)}: load it in the stored dtype, and cast the module afterwards")
     return problems
 
 
@@ -146,6 +152,10 @@ def parameter_names(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
         for name, clean in clean_names(parameters, clean_prefixes(module)).items():
             named[f"{owner}.{clean}"] = parameters[name]
     return named
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _some(names: list[str]) -> str:

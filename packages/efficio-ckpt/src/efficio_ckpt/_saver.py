@@ -122,7 +122,7 @@ class Saver:
                 self._log_error()
             else:
                 self._raise_error()
-                if self._thread is not None and self._thread.is_alive():
+                if self._is_busy():
                     self._update(skipped=self._status.skipped + 1)
                     return False
                 self._join()
@@ -237,6 +237,11 @@ class Saver:
                 self._thread = thread
                 return
         work()
+
+    def _is_busy(self) -> bool:
+        # The thread outlives its save by a moment, in which nothing is to be skipped.
+        alive = self._thread is not None and self._thread.is_alive()
+        return alive and self._status.in_flight_step is not None
 
     def _join(self) -> None:
         if self._thread is not None:

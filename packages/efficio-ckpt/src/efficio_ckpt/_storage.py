@@ -132,7 +132,7 @@ def open_storage(
             raise TypeError(f"storage is a {type(url).__name__} and no place; give {_KNOWN}")
         return url
     text = os.fspath(url)
-    if not isinstance(text, str) or not text:
+    if not isinstance(text, str) or not text or "\0" in text:
         raise ValueError(f"storage={text!r} is no place; give {_KNOWN}")
     scheme, separator, _ = text.partition("://")
     if not separator:

@@ -129,7 +129,8 @@ def survey(storage: Storage) -> Survey:
         ) from None
     except OSError as error:
         raise CheckpointError(
-            f"storage '{storage.place}' cannot be read: {error}; nothing was changed"
+            f"storage '{storage.place}' cannot be read: {error}; nothing was changed; give a folder that can be "
+            "read and written"
         ) from error
     good: list[Manifest] = []
     damaged: dict[str, str] = {}
