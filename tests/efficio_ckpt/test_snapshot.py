@@ -495,3 +495,12 @@ def test_hyperparameters_that_only_the_newer_torch_has_keep_their_value():
     other = torch.optim.SGD(layer.parameters(), lr=0.7, momentum=0.25)
     put_snapshot(snapshot, {"layer": layer, "o": other})
     assert (other.param_groups[0]["lr"], other.param_groups[0]["momentum"]) == (0.1, 0.25)
+
+
+def test_a_module_of_another_dtype_is_a_misfit_and_not_rounded():
+    tree = take_snapshot({"model": nn.Linear(2, 2)})
+    halved = nn.Linear(2, 2).half()
+    before = halved.weight.detach().clone()
+    with pytest.raises(CheckpointError, match="weight is float16 here and float32 in the checkpoint"):
+        put_snapshot(tree, {"model": halved})
+    assert torch.equal(halved.weight, before)

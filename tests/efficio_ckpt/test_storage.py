@@ -182,3 +182,8 @@ def test_an_error_of_an_object_store_costs_no_older_checkpoint(fail_at):
         assert load_state(good)["n"] == 2
     save_state(good, {"n": 3}, step=3, keep=1)
     assert load_state(good) == {"n": 3}
+
+
+def test_a_path_with_a_null_byte_is_named():
+    with pytest.raises(ValueError, match="is no place; give"):
+        open_storage("a\0b")
