@@ -58,7 +58,12 @@ def loop_name(begun: Mapping[str, int], complete: Collection[str]) -> str:
     ('0', '0', '1')
     """
     last = list(begun)[-1:]
-    return last[0] if last and last[0] not in complete else str(len(begun))
+    if last and last[0] not in complete:
+        return last[0]
+    ordinal = len(begun)
+    while str(ordinal) in begun:  # a name that was given to another loop
+        ordinal += 1
+    return str(ordinal)
 
 
 def _kind(thing: Any) -> str:
@@ -85,10 +90,12 @@ def _free_name(kind: str, taken: set[str]) -> str:
 
 
 def _check(thing: Any, name: str) -> None:
-    if not (
-        callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))
-    ):
+    pair = (getattr(thing, "state_dict", None), getattr(thing, "load_state_dict", None))
+    if isinstance(thing, type) or not all(map(callable, pair)):
+        what = (
+            f"the class {thing.__name__} itself" if isinstance(thing, type) else f"a {type(thing).__name__}"
+        )
         raise TypeError(
-            f"{name} is a {type(thing).__name__}, which has no state_dict and load_state_dict: prepare models, optimizers, "
+            f"{name} is {what}, which has no state_dict and load_state_dict: prepare models, optimizers, "
             "schedulers and other objects with that pair; loaders go to run.loop"
         )

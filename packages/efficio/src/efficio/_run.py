@@ -93,7 +93,8 @@ class Run:
         self._totals = Totals(phase="setup", clock=clock)
         self._budget = Budget(budget, margin=margin, clock=clock)
         self._schedule = Schedule(self._budget, save_every, clock=clock)
-        self._schedulers = Schedulers(scheduler_interval)
+        self._notes = Notes()
+        self._schedulers = Schedulers(scheduler_interval, tell=self._notes.tell)
         self._accumulated = whole_number("grad_accum_steps", grad_accum_steps, at_least=1)
         self._deterministic = deterministic
         self._shown = progress
@@ -107,10 +108,10 @@ class Run:
             seed=self._seed,
             environment=environment(self.policy),
             clock=clock,
+            tell=self._notes.tell,
         )
         self._scaler = make_scaler(self.policy)
         self._live = Live()
-        self._notes = Notes()
         self._samples: list[GPUSample] = []
         self._models: list[nn.Module] = []
         self._optimizers: list[Optimizer] = []

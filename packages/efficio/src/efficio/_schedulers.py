@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from torch.optim import Optimizer
@@ -16,19 +16,17 @@ class Schedulers:
 
     Args:
         interval: `"step"`: after each optimizer step that was not skipped; `"epoch"`: when an epoch ends; None: never.
+        tell: Takes a sentence for the user, when a scheduler was seen to be stepped by someone else as well.
 
     Raises:
         ValueError: The interval is none of these.
-
-    Attributes:
-        stepped_by_others: Type names of schedulers that someone else was seen to step as well.
     """
 
-    def __init__(self, interval: Interval | None) -> None:
+    def __init__(self, interval: Interval | None, *, tell: Callable[[str], None]) -> None:
         if interval not in ("step", "epoch", None):
             raise ValueError(f"scheduler_interval={interval!r}, expected 'step', 'epoch' or None")
         self.interval = interval
-        self.stepped_by_others: list[str] = []
+        self._tell = tell
         self._all: list[Any] = []
         self._left_at: dict[int, int | None] = {}
 
@@ -53,7 +51,9 @@ class Schedulers:
         at = getattr(scheduler, "last_epoch", None)  # ChainedScheduler has none
         if id(scheduler) in self._left_at:
             if self._left_at[id(scheduler)] != at:
-                self.stepped_by_others.append(type(scheduler).__name__)
+                self._tell(
+                    f"{type(scheduler).__name__} is stepped by hand, too: it moves faster than it should"
+                )
             scheduler.step()
         else:
             with warnings.catch_warnings():

@@ -59,6 +59,7 @@ class Session:
         seed: int | None,
         environment: Mapping[str, Any],
         clock: Callable[[], float],
+        tell: Callable[[str], None],
     ) -> None:
         self._storage = open_storage(storage)
         self._mode = mode
@@ -66,6 +67,7 @@ class Session:
         self._seed = seed
         self.environment = dict(environment)
         self._clock = clock
+        self._tell = tell
         self._started = clock()
         self._seconds_before = 0.0
         self._closed = False
@@ -107,7 +109,7 @@ class Session:
         together = {**self.objects, **objects}
         # All of them again, not the new ones alone: a scheduler that was built meanwhile has written its own learning rate into a
         # restored optimizer. After training by hand only the new ones, or that would be undone.
-        put_snapshot(self._stored, objects if self.changes.moved else together)
+        put_snapshot(self._stored, objects if self.changes.moved else together, beside=self.objects)
         if self._rng is not None:
             set_rng_state(self._rng)
             self._rng = None
@@ -171,6 +173,8 @@ class Session:
         if point == self._saved and not always and (not wait or self._is_durable()):
             return False
         self.progress.seconds = self._seconds_before + max(0.0, self._clock() - self._started)
+        if wait:
+            self._is_durable()  # or its error would only be logged
         tree = {
             "objects": {**self._stored, **snapshot_tree(self.objects)},
             "progress": self.progress.to_tree(),
@@ -208,7 +212,7 @@ class Session:
         try:
             self.saver.wait()
         except CheckpointError as error:
-            _log.warning("%s", error)
+            self._tell(f"a save failed, and the checkpoints before it stand: {error}")
             return False
         return True
 

@@ -34,7 +34,7 @@ def start_line(
 def storage_note(host: str, place: str) -> str | None:
     """A warning when checkpoints would go with the machine.
 
-    >>> storage_note("local", "/home/me/run") is None
+    >>> storage_note("local", "/mnt/run") is None
     True
     >>> storage_note("colab", "/content/run")
     "checkpoints in /content/run go when this colab machine goes: give storage='/content/drive/...' instead"
