@@ -128,12 +128,8 @@ def test_another_number_of_workers_after_a_resume_is_still_the_same_run(first, s
 @pytest.mark.parametrize("name", ["gpu-loader", "accumulated", "epoch-scheduler"])
 @pytest.mark.parametrize("epoch", [1, EPOCHS], ids=["first", "last"])
 def test_an_end_after_the_last_batch_of_an_epoch_neither_repeats_nor_skips_it(
-    name, kind, epoch, sessions, whole, request
+    name, kind, epoch, sessions, whole
 ):
-    if name == "epoch-scheduler" and epoch == 1 and KINDS[kind][1]:
-        request.applymarker(
-            pytest.mark.xfail(strict=True, reason="torch warns that the scheduler steps before the optimizer")
-        )
     case = CASES[name]
     assert ended_as(*sessions(case, kind, epoch * BATCHES - 1)) == KINDS[kind][0]
 
