@@ -900,7 +900,6 @@ def as_new_tensor(module, sizes):
     module.sizes = module.sizes * 0.9 + sizes * 0.1
 
 
-@pytest.mark.xfail(strict=True, reason="version counters stand still")
 @pytest.mark.parametrize("write", [through_data, as_new_tensor])
 def test_an_exception_after_statistics_that_no_counter_shows_stores_no_mixture(folder, write, capsys):
     run, model, _ = prepared(folder, lambda: Codebook(write))
@@ -915,7 +914,6 @@ def test_an_exception_after_statistics_that_no_counter_shows_stores_no_mixture(f
     assert prepared(folder, lambda: Codebook(write))[0].step_count == 0
 
 
-@pytest.mark.xfail(strict=True, reason="prepare forgets that the optimizer has stepped")
 def test_an_exception_after_a_prepare_in_the_body_stores_no_mixture(folder):
     run, model, optimizer = prepared(folder)
     with contextlib.suppress(ValueError):
