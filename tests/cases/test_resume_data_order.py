@@ -1,0 +1,89 @@
+"""Cases of kind A: the order of the data after a resume."""
+
+import json
+import os
+import signal
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+import efficio
+
+SIZE, BATCH = 64, 4
+
+
+def numbers(size=SIZE, batch_size=BATCH):
+    return DataLoader(TensorDataset(torch.arange(size)), batch_size, shuffle=True)
+
+
+def train(storage, loader, epochs=1, *, stop=None, **options):
+    """One session: the sample ids of each body; ended by SIGTERM in a body, by number."""
+    model = nn.Linear(1, 1)
+    run = efficio.Run(storage=storage, progress=False, **options)
+    run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
+    seen = []
+    for number, batch in enumerate(run.loop(loader, epochs)):
+        ids = batch[0] if isinstance(batch, (list, tuple)) else batch
+        seen.append(ids.tolist())
+        if number == stop:
+            os.kill(os.getpid(), signal.SIGTERM)
+        run.backward(model(ids.float()[:, None]).mean())
+        run.step()
+    return seen, run
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform cannot fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_new_process_with_another_global_seed_gives_the_rest_of_the_shuffled_epoch(tmp_path):
+    """A01: the order is the run's, whatever the new process has seeded or drawn before it resumes."""
+
+    def session(folder, seed, stop=None):
+        torch.manual_seed(seed)
+        return train(tmp_path / folder, numbers(), stop=stop)[0]
+
+    def session_in_a_child(*arguments):
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                (tmp_path / "seen").write_text(json.dumps(session(*arguments)))
+                status = 0
+            finally:
+                os._exit(status)
+        assert os.waitpid(child, 0)[1] == 0
+        return json.loads((tmp_path / "seen").read_text())
+
+    whole, before = session("whole", 0), session("parts", 0, 4)
+    after = session_in_a_child("parts", 99)
+
+    assert before + after == whole
+    ids = [index for batch in before + after for index in batch]
+    assert (len(before), len(ids) - len(set(ids)), len(set(range(SIZE)) - set(ids))) == (5, 0, 0)
+    assert session("other", 99) != whole
+
+
+class Stream(IterableDataset):
+    """Gives all of its samples in each worker, as most do."""
+
+    def __iter__(self):
+        return iter(range(6))
+
+
+def test_an_iterable_dataset_in_a_loop_gets_no_workers_and_each_sample_comes_once(tmp_path):
+    """A12: not only through the tuner alone; the report says why there are no workers."""
+    seen, run = train(tmp_path, DataLoader(Stream(), batch_size=2))
+    assert seen == [[0, 1], [2, 3], [4, 5]]
+    assert any("no workers: an IterableDataset" in applied for applied in run.report().applied)
+
+
+@pytest.mark.xfail(
+    strict=True, reason="lengths are kept in batches only, so a data set of another size may pass unnoticed"
+)
+@pytest.mark.parametrize(("size", "batch_size"), [(200, 20), (95, 10)], ids=["twice-both", "last-batch-shorter"])
+def test_another_data_set_with_as_many_batches_is_told_too(size, batch_size, tmp_path):
+    """A13: 100 samples in batches of 10, and then others with ten batches as well."""
+    train(tmp_path, numbers(100, 10), stop=4)
+    _, run = train(tmp_path, numbers(size, batch_size))
+    assert any("100" in note and str(size) in note for note in run.report().notes)
