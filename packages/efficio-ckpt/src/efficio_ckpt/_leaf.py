@@ -103,6 +103,9 @@ def array_from(memory: Tensor, dtype: str, shape: list[int], order: str) -> Any:
     """
     if not _NUMPY_DTYPE.fullmatch(dtype):
         raise ValueError(f"{dtype!r:.40} is no NumPy dtype that is stored")
+    if not memory.is_contiguous():
+        # A few bytes would become as many as a shape with strides of 0 says.
+        raise ValueError("the memory of an array is in one piece")
     stored_shape = tuple(reversed(shape)) if order == "F" else tuple(shape)
     flat = memory.reshape(-1).numpy()
     array = (flat.view(np.dtype(dtype)) if flat.size else np.empty(0, np.dtype(dtype))).reshape(stored_shape)
@@ -188,7 +191,8 @@ def _device_from(text: str) -> torch.device:
 
 
 def _dtype_from(text: str) -> torch.dtype:
-    dtype = getattr(torch, text) if _DTYPE.fullmatch(text) else None
+    # Not getattr, which would import modules of torch by name.
+    dtype = vars(torch).get(text) if _DTYPE.fullmatch(text) else None
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"{text!r:.40} is no dtype of this torch")
     return dtype

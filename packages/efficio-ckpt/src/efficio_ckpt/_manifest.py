@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +22,11 @@ MAX_STATE_BYTES: Final = 2**28
 
 _FOLDER: Final = re.compile(r"step-(\d{12,})-[0-9a-f]{8}")
 _FILE: Final = re.compile(r"tensors-\d{5,9}\.safetensors|state\.json")
+_CRC32: Final = re.compile(r"[0-9a-f]{8}")
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _MAX_DEPTH: Final = 64
+MAX_SERIAL: Final = 2**53
+"""No storage sees as many saves; a manifest with a larger number is damaged."""
 
 
 @dataclass(frozen=True)
@@ -145,19 +150,23 @@ def read_manifest(data: bytes, *, folder: str) -> Manifest:
         raise ValueError(f"its format is {content.get('format')!r:.40}; this version reads {FORMAT}")
     try:
         files = {
-            name: FileDigest(_natural(entry["size"]), int(entry["crc32"], 16), str(entry["sha256"]))
+            name: FileDigest(
+                _natural(entry["size"]),
+                int(_text(entry["crc32"], _CRC32), 16),
+                _text(entry["sha256"], _SHA256),
+            )
             for name, entry in content["files"].items()
         }
         checkpoint = Checkpoint(
             step=_natural(content["step"]),
             name=folder,
-            mode=str(content["mode"]),
-            created=float(content["created"]),
+            mode=_text(content["mode"]),
+            created=_time(content["created"]),
             bytes=sum(file.size for file in files.values()),
-            run_id=None if content["run_id"] is None else str(content["run_id"]),
+            run_id=None if content["run_id"] is None else _text(content["run_id"]),
             metadata=dict(content["metadata"]),
         )
-        serial = _natural(content["serial"])
+        serial = _natural(content["serial"], limit=MAX_SERIAL)
     except (LookupError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"it lacks a part: {error!r:.80}") from error
     if checkpoint.step != folder_step(folder):
@@ -170,7 +179,19 @@ def read_manifest(data: bytes, *, folder: str) -> Manifest:
     return Manifest(checkpoint, serial, files)
 
 
-def _natural(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < 2**62:
+def _natural(value: Any, *, limit: int = 2**62) -> int:
+    if type(value) is not int or not 0 <= value < limit:
         raise TypeError(f"{value!r:.40} is no count")
     return value
+
+
+def _text(value: Any, pattern: re.Pattern[str] | None = None) -> str:
+    if not isinstance(value, str) or (pattern is not None and not pattern.fullmatch(value)):
+        raise TypeError(f"{value!r:.40} is no text of the kind")
+    return value
+
+
+def _time(value: Any) -> float:
+    if type(value) not in {int, float} or not math.isfinite(value):
+        raise TypeError(f"{value!r:.40} is no time")
+    return float(value)

@@ -24,6 +24,11 @@ SHARD_BYTES: Final = 2**30
 _MAX_HEADER_BYTES: Final = 100_000_000
 _HEADER_ALIGNMENT: Final = 64
 _CHUNK_BYTES: Final = 2**24
+# More than any tensor has; the product of a million sizes would be computed for hours.
+_MAX_DIMENSIONS: Final = 1000
+
+
+_DIED: Final = "the thread that takes checksums was ended"
 
 
 @dataclass(frozen=True)
@@ -95,25 +100,29 @@ def parse_header(text: bytes, *, data_bytes: int) -> list[tuple[str, torch.dtype
     content.pop("__metadata__", None)
     try:
         entries = sorted(
-            (
-                (*entry["data_offsets"], name, STORED_DTYPES[entry["dtype"]], entry["shape"])
-                for name, entry in content.items()
-            ),
-            key=lambda entry: (int(entry[0]), int(entry[1])),
+            (_described(name, entry) for name, entry in content.items()), key=lambda entry: entry[:2]
         )
     except (LookupError, TypeError) as error:
         raise ValueError(f"its head describes no tensors: {error!r:.80}") from error
     position = 0
     tensors = []
     for start, end, name, dtype, shape in entries:
-        whole = isinstance(shape, list) and all(type(size) is int and 0 <= size < 2**62 for size in shape)
-        if not whole or start != position or end - start != prod(shape) * ITEM_BYTES[dtype]:
+        if start != position or end - start != prod(shape) * ITEM_BYTES[dtype]:
             raise ValueError(f"its head gives {name!r:.80} bytes {start} to {end}, which does not fit")
         position = end
         tensors.append((name, dtype, tuple(shape)))
     if position != data_bytes:
         raise ValueError(f"its head describes {position} bytes of data, and {data_bytes} follow")
     return tensors
+
+
+def _described(name: str, entry: Any) -> tuple[int, int, str, torch.dtype, list[int]]:
+    (start, end), dtype, shape = entry["data_offsets"], STORED_DTYPES[entry["dtype"]], entry["shape"]
+    if not isinstance(shape, list) or len(shape) > _MAX_DIMENSIONS:
+        raise TypeError(f"{name!r:.80} has no shape")
+    if not all(type(number) is int and 0 <= number < 2**62 for number in (start, end, *shape)):
+        raise TypeError(f"{name!r:.80} has a size or an offset that is no count")
+    return start, end, name, dtype, shape
 
 
 def memory_of(tensor: Tensor) -> memoryview:
@@ -149,7 +158,10 @@ def digested(chunks: Iterable[Any], result: list[FileDigest]) -> Iterator[memory
 
 @contextlib.contextmanager
 def _digesting(result: list[FileDigest], *, with_sha256: bool) -> Iterator[Callable[[memoryview], None]]:
-    """Yield a function that takes bytes in, in a thread of its own; `result` has their digest after the block."""
+    """Yield a function that takes bytes in, in a thread of its own; `result` has their digest after the block.
+
+    OSError if the thread dies, which says nothing about the bytes.
+    """
     size, crc, sha = 0, 0, hashlib.sha256()
 
     def update(part: memoryview) -> None:
@@ -164,7 +176,20 @@ def _digesting(result: list[FileDigest], *, with_sha256: bool) -> Iterator[Calla
     def work() -> None:
         while (part := parts.get()) is not None:
             update(part)
+        finished.append(True)
 
+    def hand(part: memoryview | None) -> None:
+        while True:
+            try:
+                parts.put(part, timeout=1.0)
+            except queue.Full:  # noqa: PERF203 - waiting is what this loop is for
+                # Nobody would ever make room.
+                if not thread.is_alive():
+                    raise OSError(_DIED) from None
+            else:
+                return
+
+    finished: list[bool] = []
     thread = threading.Thread(target=work, name="efficio-ckpt-digest", daemon=True)
     try:
         thread.start()
@@ -172,10 +197,13 @@ def _digesting(result: list[FileDigest], *, with_sha256: bool) -> Iterator[Calla
         yield update
     else:
         try:
-            yield parts.put
+            yield hand
         finally:
-            parts.put(None)
+            with contextlib.suppress(OSError):
+                hand(None)
             thread.join()
+        if not finished:
+            raise OSError(_DIED)
     result.append(FileDigest(size, crc, sha.hexdigest() if with_sha256 else ""))
 
 
@@ -262,9 +290,17 @@ def read_shard(file: Checked) -> dict[str, Tensor]:
         ValueError: The file is damaged.
     """
     head = int.from_bytes(file.read(8), "little")
+    if head > _MAX_HEADER_BYTES:
+        raise ValueError(f"its head should have {head} bytes, over the limit of {_MAX_HEADER_BYTES}")
     entries = parse_header(file.read(head), data_bytes=file.left)
     tensors = {}
     for name, dtype, shape in entries:
-        tensors[name] = torch.empty(shape, dtype=dtype, device="cpu")
+        try:
+            tensors[name] = torch.empty(shape, dtype=dtype, device="cpu")
+        except RuntimeError as error:
+            if not prod(shape):
+                raise
+            # The head and the size of the file agree, so it is the memory that is short.
+            raise MemoryError(f"no memory for {name!r:.80} of shape {shape}") from error
         file.read_into(memory_of(tensors[name]))
     return tensors
