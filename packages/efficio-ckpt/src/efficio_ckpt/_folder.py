@@ -121,9 +121,9 @@ class Folder:
 
     def free_bytes(self) -> int | None:
         path = Path(self.root)
-        while not path.exists() and path != path.parent:
-            path = path.parent
         try:
+            while not path.exists() and path != path.parent:
+                path = path.parent
             return shutil.disk_usage(path).free
         except OSError:
             return None
@@ -156,7 +156,10 @@ class Folder:
             for chunk in _gathered(chunks):
                 written = 0
                 while written < chunk.nbytes:
-                    written += os.write(file, chunk[written : written + _MAX_WRITE_BYTES])
+                    count = os.write(file, chunk[written : written + _MAX_WRITE_BYTES])
+                    if not count:
+                        raise OSError(errno.EIO, "nothing could be written", path)
+                    written += count
             _sync(file)
         finally:
             os.close(file)

@@ -19,6 +19,8 @@ from ._checkpoint import Checkpoint, CheckpointError
 from ._json import to_json
 from ._manifest import (
     FORMAT,
+    MANIFEST,
+    MAX_SERIAL,
     MAX_STATE_BYTES,
     STATE,
     Manifest,
@@ -180,8 +182,15 @@ def write_checkpoint(
     _warn_if_short(
         storage, needed=needed, missing=keep + 1 - sum(m.checkpoint.run_id == run_id for m in before.good)
     )
+    serial = 1 + max((manifest.serial for manifest in before.good), default=0)
+    if serial >= MAX_SERIAL:
+        raise CheckpointError(
+            f"could not save step {step} to '{storage.place}': {before.good[0].checkpoint.name} says that it is save "
+            f"number {serial - 1}, and none can come after it; move that folder away"
+        )
     folder = folder_name(step, secrets.token_hex(4))
     files: dict[str, FileDigest] = {}
+    committing = False
 
     def put(name: str, chunks: Iterator[Any]) -> None:
         result: list[FileDigest] = []
@@ -205,16 +214,18 @@ def write_checkpoint(
             run_id=run_id,
             metadata=metadata,
         )
-        serial = 1 + max((manifest.serial for manifest in before.good), default=0)
         manifest = Manifest(checkpoint, serial, files)
         after = replace(before, good=(manifest, *before.good))
+        committing = True
         storage.commit(
             folder,
             write_manifest(manifest, writer=_writer()),
             expired=expired(after, keep=keep, run_id=run_id),
         )
     except BaseException as error:
-        _discard(storage, folder)
+        # Ctrl-C may come when the checkpoint stands already and others have been removed for it.
+        if not committing or isinstance(error, OSError) or not _is_committed(storage, folder):
+            _discard(storage, folder)
         if not isinstance(error, (OSError, RuntimeError)) or isinstance(error, CheckpointError):
             raise
         raise _failure(storage, step, error, needed=needed) from error
@@ -232,6 +243,15 @@ def _shard_chunks(flat: Flat, members: Sequence[int]) -> Iterator[Any]:
 
 def _on_cpu(source: Tensor) -> Tensor:
     return source.to("cpu", memory_format=torch.contiguous_format).contiguous()
+
+
+def _is_committed(storage: Storage, folder: str) -> bool:
+    try:
+        return MANIFEST in storage.files(folder)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
 
 
 def _discard(storage: Storage, folder: str) -> None:
