@@ -47,6 +47,7 @@ def load_checkpoint(
     """
     place = open_storage(storage)
     vanished = True
+    attempts: tuple[str, ...] = ()
     for _ in range(_MAX_RESTARTS):
         found = survey(place)
         problems = {
@@ -56,8 +57,11 @@ def load_checkpoint(
         }
         for damage in problems.values():
             logger.warning("'%s': %s; trying the next older checkpoint", place.place, damage)
-        vanished = False
-        for manifest in _chosen(found, step=step, run_id=run_id):
+        chosen = _chosen(found, step=step, run_id=run_id)
+        # What looked unfinished may have been committed, and the one before it removed, while this list was made.
+        vanished = not chosen and found.attempts != attempts
+        attempts = found.attempts
+        for manifest in chosen:
             try:
                 return manifest.checkpoint, _read_tree(place, manifest, with_sha256=False)
             except ValueError as error:  # noqa: PERF203 - it goes on to the next
@@ -136,15 +140,20 @@ def verify(storage: StorageLike) -> list[Checkpoint]:
     except FileNotFoundError:
         return []
     problems = list(found.damaged.values())
+    checkpoints = []
     for manifest in found.good:
         try:
             _read_tree(place, manifest, with_sha256=True)
         except ValueError as error:  # noqa: PERF203 - each is to be named
+            if _is_gone(place, manifest):
+                continue
             _note(place, manifest, error)
             problems.append(str(error))
+        else:
+            checkpoints.append(manifest.checkpoint)
     if problems:
         raise CheckpointError(f"damaged in '{place.place}': {'; '.join(problems)}")
-    return [manifest.checkpoint for manifest in found.good]
+    return checkpoints
 
 
 def prune(storage: StorageLike, *, keep: int) -> list[Checkpoint]:
@@ -231,6 +240,10 @@ def _read_tree(storage: Storage, manifest: Manifest, *, with_sha256: bool) -> Tr
             raise ValueError(f"{folder}/{name}: it cannot be read: {error}") from error
         raise CheckpointError(
             f"'{storage.place}': {folder}/{name} cannot be read: {error}; nothing was changed"
+        ) from error
+    except MemoryError as error:
+        raise CheckpointError(
+            f"'{storage.place}': {folder}/{name} needs more memory than there is: {error}; nothing was changed"
         ) from error
     except (ValueError, RuntimeError, TypeError) as error:
         raise ValueError(f"{folder}/{name}: {error}") from error

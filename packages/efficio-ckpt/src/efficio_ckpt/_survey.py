@@ -62,7 +62,7 @@ class Writer:
 
 def this_writer() -> Writer:
     """Return what identifies this process."""
-    return Writer(socket.gethostname(), os.getpid(), _born(os.getpid()))
+    return Writer(socket.gethostname(), os.getpid(), _state_and_birth(os.getpid())[1])
 
 
 def is_abandoned(
@@ -108,7 +108,9 @@ def is_running(writer: Writer) -> bool | None:
         return False
     except OSError:
         return None
-    return not writer.born or _born(writer.pid) == writer.born
+    state, born = _state_and_birth(writer.pid)
+    # A process that has ended stays in the list until its parent asks for it, which some never do.
+    return state not in {"Z", "X"} and (not writer.born or born == writer.born)
 
 
 def survey(storage: Storage) -> Survey:
@@ -212,7 +214,10 @@ def _list(storage: Storage, folder: str) -> dict[str, FileInfo]:
 def _read(storage: Storage, folder: str) -> Manifest | None:
     try:
         with storage.open(folder, MANIFEST) as file:
-            data = file.read(MAX_MANIFEST_BYTES + 1)
+            data = b""
+            # One read of an unbuffered file may stop short.
+            while len(data) <= MAX_MANIFEST_BYTES and (part := file.read(MAX_MANIFEST_BYTES + 1 - len(data))):
+                data += part
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -261,13 +266,14 @@ def _read_writer(storage: Storage, folder: str) -> Writer | None:
         return None  # torn by the crash that ended it
 
 
-def _born(pid: int) -> str:
+def _state_and_birth(pid: int) -> tuple[str, str]:
     try:
         status = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:
-        return ""
+        return "", ""
     # The second field is the command in brackets and may hold spaces; the start time is the 22nd.
-    return status.rpartition(")")[2].split()[19]
+    fields = status.rpartition(")")[2].split()
+    return fields[0], fields[19]
 
 
 def note_of(writer: Writer) -> bytes:
