@@ -155,7 +155,7 @@ def test_loops_of_other_names_draw_other_numbers_and_other_orders(tmp_path):
 
 def test_a_transform_on_the_device_repeats_its_draws_after_a_resume(tmp_path):
     def moved(batch):
-        return batch[0] + torch.rand(1), batch[1]
+        return batch[0] + torch.rand(1, device=batch[0].device), batch[1]
 
     def loader():
         return GPULoader.from_tensors(torch.zeros(24, 1), torch.arange(24), 4, shuffle=True)

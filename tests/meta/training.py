@@ -356,7 +356,7 @@ def train(case, end, storage, notes, places_file=None, save_every=5):
                 places.enter("evaluation")
                 with run.evaluate_mode():
                     torch.rand(3)
-                    model(images().float())
+                    model(images().float().to(run.device))
             places.enter("loader")
     except (KeyboardInterrupt, PlannedError) as error:
         caught = type(error).__name__
