@@ -2,7 +2,9 @@
 
 import json
 import os
+import shutil
 import signal
+import time
 
 import pytest
 import torch
@@ -64,6 +66,42 @@ def test_a_new_process_with_another_global_seed_gives_the_rest_of_the_shuffled_e
     assert session("other", 99) != whole
 
 
+def epoch_run(folder):
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    run = efficio.Run(storage=folder, progress=False, save_every=6, scheduler_interval="epoch")
+    run.prepare(model, optimizer, scheduler)
+    return run, model, optimizer
+
+
+def bodies_of(run, model, optimizer):
+    """Four epochs of six batches: each body's epoch and learning rate."""
+    for x in run.loop([torch.zeros(1, 1)] * 6, 4):
+        yield run.epoch, optimizer.param_groups[0]["lr"]
+        run.backward(model(x).sum())
+        run.step()
+
+
+def test_a_process_that_dies_after_a_save_at_the_end_of_an_epoch_goes_on_with_the_next(tmp_path):
+    """A07: the periodic save falls on the last batch of epoch 1, and the process is gone before the next one."""
+    dying, before = epoch_run(tmp_path / "dying"), []
+    for body in bodies_of(*dying):
+        while dying[0].report().saves < 1 + len(before) // 6:  # the first, and one an epoch
+            time.sleep(0.001)
+        if len(before) == 12:
+            break
+        before.append(body)
+    shutil.copytree(tmp_path / "dying", tmp_path / "left")
+
+    run, *rest = epoch_run(tmp_path / "left")
+    after = list(bodies_of(run, *rest))
+
+    assert after[0] == (2, 0.25)
+    assert len(before + after) == run.step_count == 24
+    assert before + after == list(bodies_of(*epoch_run(tmp_path / "whole")))
+
+
 class Stream(IterableDataset):
     """Gives all of its samples in each worker, as most do."""
 
@@ -81,7 +119,9 @@ def test_an_iterable_dataset_in_a_loop_gets_no_workers_and_each_sample_comes_onc
 @pytest.mark.xfail(
     strict=True, reason="lengths are kept in batches only, so a data set of another size may pass unnoticed"
 )
-@pytest.mark.parametrize(("size", "batch_size"), [(200, 20), (95, 10)], ids=["twice-both", "last-batch-shorter"])
+@pytest.mark.parametrize(
+    ("size", "batch_size"), [(200, 20), (95, 10)], ids=["twice-both", "last-batch-shorter"]
+)
 def test_another_data_set_with_as_many_batches_is_told_too(size, batch_size, tmp_path):
     """A13: 100 samples in batches of 10, and then others with ten batches as well."""
     train(tmp_path, numbers(100, 10), stop=4)

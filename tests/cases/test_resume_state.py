@@ -170,7 +170,9 @@ def test_a_save_that_falls_into_a_validation_stores_the_raw_weights(asked, clock
     assert torch.equal(stored["objects"]["model"]["weight"], raw[3])
 
 
-@pytest.mark.xfail(strict=True, reason="run.save() outside a loop saves at once, also within run.evaluate_mode()")
+@pytest.mark.xfail(
+    strict=True, reason="run.save() outside a loop saves at once, also within run.evaluate_mode()"
+)
 def test_a_save_within_a_validation_after_the_loop_stores_the_raw_weights(tmp_path):
     """B17: outside a loop the save waits for the validation to end, too."""
     model = nn.Linear(1, 1, bias=False)
