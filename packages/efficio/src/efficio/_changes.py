@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,67 +12,103 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 
 class Changes:
-    """Watches optimizers and buffers, so that a body that was left can be told to have moved something or not.
+    """Watches objects, so that a body that was left can be told to have moved something or not.
 
-    An optimizer raises the flag just before it steps, so that an exception at any place inside leaves it raised. Buffers are told
-    by torch's version counters. Those of BatchNorm's statistics stand still, as a kernel writes them, but its count of batches
-    moves with them. Schedulers count their steps. Other objects (an average of weights that is no module, the user's counters) give no sign: with them nothing
-    is certain, and `moved` is always True.
+    - An optimizer raises a flag just before it steps, so that an exception at any place inside leaves it raised.
+    - The statistics of BatchNorm are written by a kernel that leaves torch's version counters alone, but its count of batches
+      moves with them. Other modules that own buffers raise the flag before they run in training mode.
+    - Models without a parameter in any optimizer are averages of weights: their versions count. Schedulers count their steps.
+    - Other objects (the user's counters) give no sign: with them nothing is certain.
 
     The hooks hold this object only: they keep neither a run nor a model alive.
+
+    Attributes:
+        is_certain: Whether all objects give a sign when they move.
     """
 
-    __slots__ = ("_buffers", "_handles", "_opaque", "_schedulers", "_stepped", "_versions")
-
     def __init__(self) -> None:
+        self.is_certain = True
+        self._flag = False
         self._handles: list[Any] = []
-        self._buffers: list[Tensor] = []
+        self._known: set[int] = set()
+        self._tensors: list[Tensor] = []
+        self._averages: list[Tensor] = []
         self._schedulers: list[Any] = []
-        self._versions = 0
-        self._stepped = False
-        self._opaque = False
+        self._count_then = 0
 
     @property
-    def moved(self) -> bool:
+    def seen(self) -> bool:
+        """Whether something was seen to move since `settle`."""
+        return self._flag or self._count() != self._count_then
+
+    @property
+    def possible(self) -> bool:
         """Whether something has moved since `settle`, or cannot be told not to have."""
-        return self._opaque or self._stepped or self._count() != self._versions
+        return not self.is_certain or self.seen
 
     def settle(self) -> None:
         """Take what is in memory now for the point to compare with."""
-        self._stepped = False
-        self._versions = self._count()
+        self._flag = False
+        self._count_then = self._count()
 
-    def watch(self, thing: Any) -> None:
-        """Watch an optimizer, a scheduler or the buffers of a module; anything else makes `moved` uncertain."""
-        if isinstance(thing, Optimizer):
-            self._handles.append(thing.register_step_pre_hook(self._before_step))
-        elif isinstance(thing, nn.Module):
-            for module in thing.modules():
-                if isinstance(module, _BatchNorm) and module.num_batches_tracked is not None:
-                    self._buffers.append(module.num_batches_tracked)
-                else:
-                    self._buffers.extend(
-                        buffer for buffer in module.buffers(recurse=False) if not buffer.is_inference()
-                    )
-        elif isinstance(thing, (LRScheduler, ReduceLROnPlateau)):
-            self._schedulers.append(thing)
-        else:
-            self._opaque = True
+    def watch(self, objects: Mapping[str, Any]) -> None:
+        """Watch objects, each once.
+
+        Args:
+            objects: All prepared ones; a name that begins with `@` is the run's own, which moves with its optimizers.
+        """
+        for name, thing in objects.items():
+            if id(thing) not in self._known and not name.startswith("@"):
+                self._known.add(id(thing))
+                self._watch(thing)
+        trained = {
+            id(parameter)
+            for thing in objects.values()
+            if isinstance(thing, Optimizer)
+            for group in thing.param_groups
+            for parameter in group["params"]
+        }
+        self._averages = [
+            parameter
+            for thing in objects.values()
+            if isinstance(thing, nn.Module) and not any(id(p) in trained for p in thing.parameters())
+            for parameter in thing.parameters()
+        ]
 
     def unwatch(self) -> None:
         """Let go of everything."""
         while self._handles:
             self._handles.pop().remove()
-        self._buffers.clear()
-        self._schedulers.clear()
+        for held in (self._tensors, self._averages, self._schedulers, self._known):
+            held.clear()
+
+    def _watch(self, thing: Any) -> None:
+        if isinstance(thing, Optimizer):
+            self._handles.append(thing.register_step_pre_hook(self._raise))
+        elif isinstance(thing, (LRScheduler, ReduceLROnPlateau)):
+            self._schedulers.append(thing)
+        elif isinstance(thing, nn.Module):
+            for module in thing.modules():
+                if isinstance(module, _BatchNorm) and module.num_batches_tracked is not None:
+                    self._tensors.append(module.num_batches_tracked)
+                elif next(module.buffers(recurse=False), None) is not None:
+                    self._handles.append(module.register_forward_pre_hook(self._raise_in_training))
+        else:
+            self.is_certain = False
 
     def _count(self) -> int:
-        count = sum(buffer._version for buffer in self._buffers)
+        count = sum(tensor._version for tensor in self._tensors) + sum(
+            tensor._version for tensor in self._averages
+        )
         for scheduler in self._schedulers:
             count += getattr(
                 scheduler, "last_epoch", 0
             )  # ChainedScheduler has none, its parts are the user's
         return count
 
-    def _before_step(self, *_: Any) -> None:
-        self._stepped = True
+    def _raise(self, *_: Any) -> None:
+        self._flag = True
+
+    def _raise_in_training(self, module: nn.Module, _: Any) -> None:
+        if module.training:
+            self._flag = True

@@ -48,7 +48,7 @@ class Loop:
     live: Live
     notes: Notes
     samples: list[GPUSample]
-    clear_gradients: Callable[[], None]
+    begin: Callable[[], None]
     end_epoch: Callable[[], None]
 
     def batches(self) -> Iterator[Any]:
@@ -63,7 +63,7 @@ class Loop:
             if self.live.loop is not None:
                 raise RuntimeError(
                     f"loop {self.name!r} begins inside loop {self.live.loop!r}, and a run is in one place at a time: end that one "
-                    "first, or loop over one loader that gives both batches"
+                    "first (close() the iterator, if you hold it), or loop over one loader that gives both batches"
                 )
             self.live.loop = self.name
             self.live.begun[self.name] = self.epochs
@@ -117,18 +117,15 @@ class Loop:
                 "the system's entropy, a generator hidden in a closure), so a resume will not repeat it"
             )
         self.totals.switch("save")
-        if self.session.is_half_way:
-            self.notes.tell(
-                f"loop {self.name!r} goes on from the last checkpoint: what was left half-way is thrown away"
-            )
-            self.session.rewind()
-            self.live.step, self.live.skipped = self.session.progress.step, self.session.progress.skipped
-        self.session.progress.step, self.session.progress.skipped = self.live.step, self.live.skipped
+        progress = self.session.progress
+        progress.step, progress.skipped = self.live.step, self.live.skipped  # with steps between two loops
         position, carried = self.session.begin(self.name, known)
+        progress = self.session.progress  # another one, if memory was thrown away
+        self.live.step, self.live.skipped = progress.step, progress.skipped
         if carried:
             self.notes.tell(f"in the checkpoint but not prepared, kept as stored: {', '.join(carried)}")
         self.schedule.begin(self.live.step)
-        self.clear_gradients()
+        self.begin()
         if position.epoch >= self.epochs:
             self.notes.tell(
                 f"loop {self.name!r} is complete: {position.epoch} of {self.epochs} epochs are trained"
@@ -233,7 +230,7 @@ class Loop:
             return False
         interrupted = live.stop.received == signal.SIGINT
         live.stop = Stop()  # what was asked of this loop does not hold for the next one
-        self.session.is_half_way |= self.session.changes.moved
+        self.session.is_half_way |= self.session.changes.possible
         dropped = self.schedule.drop_request()
         if interrupted or isinstance(error, CheckpointError):
             return False

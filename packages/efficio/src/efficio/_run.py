@@ -221,7 +221,7 @@ class Run:
             live=self._live,
             notes=self._notes,
             samples=self._samples,
-            clear_gradients=self._clear_gradients,
+            begin=self._begin_loop,
             end_epoch=lambda: self._schedulers.step("epoch"),
         ).batches()
 
@@ -299,7 +299,10 @@ class Run:
         return prefetch(loader, self.device)
 
     def stop(self) -> None:
-        """Ask the loop to save and end when the body has finished, as `break` cannot: for stopping early by your own rule."""
+        """Ask the loop to save and end when the body has finished, as the budget does and `break` cannot.
+
+        Loops begun afterwards in this process give nothing; a new process goes on where this one ended.
+        """
         self._live.stop.request("run.stop()")
 
     def save(self) -> bool:
@@ -374,6 +377,7 @@ class Run:
         """The seed that order and randomness follow from."""
         return self._session.progress.seed
 
-    def _clear_gradients(self) -> None:
+    def _begin_loop(self) -> None:
+        self._schedulers.begin()
         for optimizer in self._optimizers:
             optimizer.zero_grad(set_to_none=True)

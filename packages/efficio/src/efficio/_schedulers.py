@@ -34,6 +34,10 @@ class Schedulers:
         """Take schedulers, each once."""
         self._all.extend(thing for thing in schedulers if not any(thing is known for known in self._all))
 
+    def begin(self) -> None:
+        """Forget where they were left: what happens between two loops is the user's, and a loop may have gone back."""
+        self._left_at.clear()
+
     def step(self, interval: Interval, optimizers: Sequence[Optimizer] = ()) -> None:
         """Step all of them if it is their occasion, or those of some optimizers.
 

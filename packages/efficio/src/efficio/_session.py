@@ -71,6 +71,7 @@ class Session:
         self._started = clock()
         self._seconds_before = 0.0
         self._closed = False
+        self._begun: set[str] = set()
         self._saver: Saver | None = None
         self._stored: dict[str, Any] = {}
         self._rng: Any = None
@@ -107,26 +108,27 @@ class Session:
         if self._saver is None:
             self._open()
         together = {**self.objects, **objects}
+        moved = self.changes.seen
         # All of them again, not the new ones alone: a scheduler that was built meanwhile has written its own learning rate into a
         # restored optimizer. After training by hand only the new ones, or that would be undone.
-        put_snapshot(self._stored, objects if self.changes.moved else together, beside=self.objects)
-        if self._rng is not None:
-            set_rng_state(self._rng)
-            self._rng = None
+        put_snapshot(self._stored, objects if moved else together, beside=self.objects)
+        if not self.objects:
+            self._restore_generators()
         new = objects.keys() - self.objects.keys()
-        unknown = () if self.resumed_from is None else tuple(sorted(new - self._stored.keys()))
-        for name in new:
-            if not name.startswith("@"):  # the run's own moves with its optimizers
-                self.changes.watch(objects[name])
         self.objects = together
-        self.changes.settle()
-        return unknown
+        self.changes.watch(together)
+        if not moved:
+            self.changes.settle()
+        return () if self.resumed_from is None else tuple(sorted(new - self._stored.keys()))
 
     def begin(self, name: str, length: int | None) -> tuple[Position, tuple[str, ...]]:
         """Make memory and storage agree before a loop goes on.
 
-        A new run stores its first checkpoint, so that there is always one to go back to, and storage that cannot be written to is
-        found before anything is trained.
+        - What a loop left half-way is thrown away for the last checkpoint.
+        - What user code did by hand before a loop begins for the first time belongs to what the loop begins with, and is stored
+          with it. A script that is resumed does it once more: before a loop that had begun in an earlier session, it is undone.
+        - A new run stores its first checkpoint, so that there is always one to go back to, and storage that cannot be written to
+          is found before anything is trained.
 
         Returns:
             Where the loop is, and the names in the checkpoint for which no object was prepared.
@@ -134,14 +136,31 @@ class Session:
         Raises:
             CheckpointError: The storage cannot be written to, or has no good checkpoint left.
         """
-        self.changes.settle()  # what user code did outside of loops belongs to what the loop begins with
         # What no object has claimed is carried on, from checkpoint to checkpoint.
-        self._stored = {name: state for name, state in self._stored.items() if name not in self.objects}
-        if self._saved is None:
-            self.save(wait=True)
+        self._stored = {key: state for key, state in self._stored.items() if key not in self.objects}
+        begun_before = name in self.progress.loops and name not in self._begun
+        self._begun.add(name)
+        if self.is_half_way:
+            self._tell(
+                f"loop {name!r} goes on from the last checkpoint: what was left half-way is thrown away"
+            )
+            self.rewind()
+        elif begun_before and self.changes.possible:
+            if self.changes.seen:
+                self._tell(
+                    f"what was done by hand before loop {name!r} is in its checkpoint already, and is not done twice"
+                )
+            self.rewind()
+        elif begun_before:
+            self._restore_generators()  # for what user code draws after a loop that is complete
+        elif name not in self.progress.loops:
+            self.progress.loops[name] = Position()
+            if self._saved is None or self.changes.seen:
+                self.save(wait=True, always=True)
+        self.changes.settle()
         if length is not None:
             self.progress.lengths[name] = length
-        return self.progress.loops.get(name, Position()), tuple(sorted(self._stored))
+        return self.progress.loops[name], tuple(sorted(self._stored))
 
     def commit(self, name: str, position: Position, *, batches: int, step: int, skipped: int) -> None:
         """Move the point that the next checkpoint is taken of to here: the body has finished, an optimizer step is whole."""
@@ -190,6 +209,8 @@ class Session:
         self._is_durable()
         _, tree = load_checkpoint(self._storage, run_id=self._run_id)
         put_snapshot(tree["objects"], self.objects)
+        self._rng = tree["rng"]
+        self._restore_generators()
         self.progress = Progress.from_tree(tree["progress"])
         self._saved = self.progress.step, dict(self.progress.loops)
         self.changes.settle()
@@ -206,6 +227,10 @@ class Session:
                 _log.warning("%s", error)
         if _open_sessions.get(self.place) is self:
             del _open_sessions[self.place]
+
+    def _restore_generators(self) -> None:
+        if self._rng is not None:
+            set_rng_state(self._rng)
 
     def _is_durable(self) -> bool:
         """Wait for the save in flight; False, and a line in the log, if it failed."""

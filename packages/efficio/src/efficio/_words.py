@@ -40,7 +40,7 @@ def storage_note(host: str, place: str) -> str | None:
     "checkpoints in /content/run go when this colab machine goes: give storage='/content/drive/...' instead"
     """
     kept = _SURVIVING.get(host, ())
-    if not kept or "://" in place or place.startswith(kept):
+    if not kept or "://" in place or any(f"{place}/".startswith(f"{folder}/") for folder in kept):
         return None
     return f"checkpoints in {place} go when this {host} machine goes: give storage='{kept[0]}/...' instead"
 
