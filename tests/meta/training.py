@@ -6,10 +6,12 @@ reads from these notes which batches have had an effect that was not lost.
 
 import hashlib
 import json
+import multiprocessing
 import os
 import random
 import signal
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -256,6 +258,24 @@ class NoPlaces:
         pass
 
 
+def signal_group():
+    """SIGTERM to this process and all others of its group, from a process outside, as a scheduler does it.
+
+    Returns once workers that were hit are gone, for their end may take the training down, too.
+    """
+    group = os.getpgid(0)
+    outside = os.fork()
+    if outside == 0:
+        os.setsid()
+        os.killpg(group, signal.SIGTERM)
+        os._exit(0)
+    os.waitpid(outside, 0)
+    for _ in range(20):
+        if not multiprocessing.active_children():
+            break
+        time.sleep(0.01)
+
+
 class KillAtOperation(TorchDispatchMode):
     """Ends the process by SIGKILL before one operation of many: half of the parameters have moved, say."""
 
@@ -331,7 +351,7 @@ def train(case, end, storage, notes, places_file=None, save_every=5):
             if here == "sigterm":
                 os.kill(os.getpid(), signal.SIGTERM)
             elif here == "group-sigterm":
-                os.killpg(0, signal.SIGTERM)
+                signal_group()
             elif here == "budget":
                 clock.now += 1000
             loss = loss_of(model, x, ids)
