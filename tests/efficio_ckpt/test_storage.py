@@ -33,8 +33,8 @@ def test_opening_a_place_makes_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("hf://me/run", "hf:// is not built yet"),
-        ("nowhere://x", "unknown scheme; choose a path, file://, memory://, gs://"),
+        ("hf://buckets/me/run", "hf://buckets is not built yet"),
+        ("nowhere://x", "unknown scheme; choose a path, file://, hf://, memory://, gs://"),
         ("http://user:word@host/x?token=abc", "'http://host/x' has an unknown scheme"),
         ("", "is no place"),
         (b"x", "is a bytes and no place"),

@@ -17,7 +17,7 @@ from ._checkpoint import CheckpointError
 from ._manifest import check_metadata
 from ._save import Mode, check_arguments, write_checkpoint
 from ._staging import Staged, stage
-from ._storage import Storage, StorageLike, open_storage
+from ._storage import Guarded, Storage, StorageLike, open_storage
 from ._tree import Tree, flatten
 
 logger = logging.getLogger(__name__)
@@ -296,9 +296,16 @@ def background_saver(
 
     Raises:
         ValueError: An argument is out of range, or the storage is unknown.
+        CheckpointError: The storage says already that it will take nothing, as the Hub does for a read-only token.
     """
     check_arguments(step=0, mode=mode, keep=keep, run_id=run_id)
-    return Saver(open_storage(storage), mode=mode, keep=keep, run_id=run_id)
+    place = open_storage(storage)
+    if isinstance(place, Guarded):
+        try:
+            place.check_writable()
+        except OSError as error:
+            raise CheckpointError(f"'{place.place}' takes no checkpoints: {error}") from error
+    return Saver(place, mode=mode, keep=keep, run_id=run_id)
 
 
 def _failure(storage: Storage, step: int, error: Exception) -> CheckpointError:

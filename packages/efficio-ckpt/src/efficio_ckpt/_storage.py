@@ -6,13 +6,13 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Protocol, Union
+from typing import Any, BinaryIO, Final, Protocol, Union, runtime_checkable
 from urllib.parse import urlsplit
 
 from ._checkpoint import CheckpointError
 
 OBJECT_SCHEMES: Final = ("memory", "gs", "s3", "az", "abfs")
-_KNOWN: Final = "a path, file://, " + ", ".join(f"{scheme}://" for scheme in OBJECT_SCHEMES)
+_KNOWN: Final = "a path, file://, hf://, " + ", ".join(f"{scheme}://" for scheme in OBJECT_SCHEMES)
 _DRIVE: Final = "/content/drive"
 
 
@@ -68,6 +68,14 @@ class Storage(Protocol):
         """Return how much more can be written, None if it is not known."""
 
 
+@runtime_checkable
+class Guarded(Protocol):
+    """A storage that can say before the first save that it will take none."""
+
+    def check_writable(self) -> None:
+        """Raise OSError if nothing can be saved there."""
+
+
 StorageLike = Union[str, "os.PathLike[str]", Storage]
 
 
@@ -112,11 +120,12 @@ def open_storage(
     """Return the storage that a path or URL names; nothing is created or read there yet.
 
     Args:
-        url: A path, ``file://…``, ``memory://…``, or ``gs://``, ``s3://``, ``az://``, ``abfs://`` where the fsspec
-            package for it is installed. A storage is returned as it is.
+        url: A path, ``file://…``, ``memory://…``, ``hf://user/repository[/folder]`` where huggingface_hub is installed, or
+            ``gs://``, ``s3://``, ``az://``, ``abfs://`` where the fsspec package for it is. A storage is returned as it is.
         environ: Environment variables that tell Colab; the process's by default.
         ismount: Tells whether a path is a mount point.
-        **options: Passed to the fsspec file system (credentials, endpoints). They appear in no message.
+        **options: Passed to the fsspec file system (credentials, endpoints); for ``hf://`` token, endpoint, private,
+            squash_every. They appear in no message.
 
     Raises:
         TypeError: It is neither text nor a storage.
@@ -143,7 +152,9 @@ def open_storage(
 
         return _local(url2pathname(urlsplit(text).path), environ=environ, ismount=ismount, options=options)
     if scheme == "hf":
-        raise ValueError(f"storage='{without_secrets(text)}': hf:// is not built yet; choose {_KNOWN}")
+        from ._hub import open_hub
+
+        return open_hub(text, options=options)
     if scheme not in OBJECT_SCHEMES:
         raise ValueError(f"storage='{without_secrets(text)}' has an unknown scheme; choose {_KNOWN}")
     from ._objects import open_objects
