@@ -24,7 +24,7 @@ from training import BATCH, PHASES, SAMPLES, Case, End, surviving
 RESULTS = Path(__file__).parent / "torture-result"
 ROOT = Path(__file__).parents[2]
 OPERATIONS = 40  # inside one step of AdamW, at least
-WHOLE_KILLS = 400  # of the long proof
+WHOLE_KILLS = 240  # of the long proof
 CASES = {
     "gpu-loader": Case(evaluate=True),
     "augmented": Case(data="loader", augment=True, evaluate=True),
