@@ -82,4 +82,6 @@ def test_a_loop_keeps_no_batch_and_who_keeps_them_is_told_what_to_do(kept, tmp_p
         assert torch.equal(again.weight, model.weight)
     else:
         assert run.step_count == 1000
-        assert max(opened[500:]) <= max(opened[:50])
+        assert (
+            max(opened) <= max(opened[:50]) + 16
+        )  # batches on their way hold some; each batch kept would hold one
