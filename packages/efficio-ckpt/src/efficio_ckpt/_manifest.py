@@ -164,7 +164,7 @@ def read_manifest(data: bytes, *, folder: str) -> Manifest:
             created=_time(content["created"]),
             bytes=sum(file.size for file in files.values()),
             run_id=None if content["run_id"] is None else _text(content["run_id"]),
-            metadata=dict(content["metadata"]),
+            metadata=_object(content["metadata"]),
         )
         serial = _natural(content["serial"], limit=MAX_SERIAL)
     except (LookupError, TypeError, AttributeError, OverflowError) as error:
@@ -188,6 +188,12 @@ def _natural(value: Any, *, limit: int = 2**62) -> int:
 def _text(value: Any, pattern: re.Pattern[str] | None = None) -> str:
     if not isinstance(value, str) or (pattern is not None and not pattern.fullmatch(value)):
         raise TypeError(f"{value!r:.40} is no text of the kind")
+    return value
+
+
+def _object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError(f"{value!r:.40} is no object")
     return value
 
 

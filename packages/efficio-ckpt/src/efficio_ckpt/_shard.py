@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ._json import from_json, to_json
-from ._tensor import ITEM_BYTES, STORED_DTYPES, STORED_NAMES
+from ._tensor import ITEM_BYTES, MAX_DIMENSIONS, STORED_DTYPES, STORED_NAMES
 
 SHARD_BYTES: Final = 2**30
 """A file holds at most this much, unless one tensor alone is larger: small enough to be uploaded again."""
@@ -24,8 +24,6 @@ SHARD_BYTES: Final = 2**30
 _MAX_HEADER_BYTES: Final = 100_000_000
 _HEADER_ALIGNMENT: Final = 64
 _CHUNK_BYTES: Final = 2**24
-# More than any tensor has; the product of a million sizes would be computed for hours.
-_MAX_DIMENSIONS: Final = 1000
 
 
 _DIED: Final = "the thread that takes checksums was ended"
@@ -118,7 +116,7 @@ def parse_header(text: bytes, *, data_bytes: int) -> list[tuple[str, torch.dtype
 
 def _described(name: str, entry: Any) -> tuple[int, int, str, torch.dtype, list[int]]:
     (start, end), dtype, shape = entry["data_offsets"], STORED_DTYPES[entry["dtype"]], entry["shape"]
-    if not isinstance(shape, list) or len(shape) > _MAX_DIMENSIONS:
+    if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS:
         raise TypeError(f"{name!r:.80} has no shape")
     if not all(type(number) is int and 0 <= number < 2**62 for number in (start, end, *shape)):
         raise TypeError(f"{name!r:.80} has a size or an offset that is no count")

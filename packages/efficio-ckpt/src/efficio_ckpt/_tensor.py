@@ -61,6 +61,10 @@ ITEM_BYTES = {
 }
 
 
+MAX_DIMENSIONS = 1000
+"""More than any tensor has; the product of a million sizes would be computed for hours."""
+
+
 def stored_form(dtype: torch.dtype, shape: Sequence[int]) -> tuple[torch.dtype, tuple[int, ...]]:
     """Return the dtype and shape under which a tensor appears in a file.
 
@@ -200,6 +204,10 @@ def as_written(target: Tensor, source: Tensor) -> Tensor:
 
 
 def _sizes(values: Any) -> tuple[int, ...]:
-    if not isinstance(values, list) or not all(type(value) is int and 0 <= value < 2**62 for value in values):
+    if (
+        not isinstance(values, list)
+        or len(values) > MAX_DIMENSIONS
+        or not all(type(value) is int and 0 <= value < 2**62 for value in values)
+    ):
         raise ValueError(f"{values!r:.80} is not a list of sizes")
     return tuple(values)

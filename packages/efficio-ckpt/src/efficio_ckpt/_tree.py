@@ -169,10 +169,14 @@ def unflatten(document: Any, stored: Sequence[Tensor]) -> Tree:
         if kind == "tuple":
             return tuple(visit(value) for value in item)
         if kind == "Counter":
-            return _counter((visit(key), visit(value)) for key, value in item)
-        if kind in _MAPPING_TYPES:
-            return _MAPPING_TYPES[kind]((visit(key), visit(value)) for key, value in item)
-        return SCALARS[kind](item)
+            mapping: dict[Any, Any] = _counter((visit(key), visit(value)) for key, value in item)
+        elif kind in _MAPPING_TYPES:
+            mapping = _MAPPING_TYPES[kind]((visit(key), visit(value)) for key, value in item)
+        else:
+            return SCALARS[kind](item)
+        if len(mapping) != len(item):
+            raise ValueError("a key is given twice")
+        return mapping
 
     try:
         return visit(document)
