@@ -177,13 +177,22 @@ def test_an_object_that_gives_no_sign_may_always_have_moved():
     class Opaque:
         pass
 
-    changes = watching(nn.Linear(1, 1))
+    model, opaque = nn.Linear(1, 1), Opaque()
+    changes = watching(model)
     assert changes.is_certain
     assert not changes.possible
-    changes.watch({"thing": Opaque()})
+    changes.watch({"model": model, "thing": opaque})
     changes.settle()
     assert not changes.is_certain
     assert changes.possible
+    assert not changes.seen
+
+
+def test_a_buffer_that_no_checkpoint_holds_is_not_watched():
+    model = nn.Linear(3, 3)
+    model.register_buffer("mask", torch.ones(3), persistent=False)
+    changes = watching(model)
+    model(torch.randn(4, 3))
     assert not changes.seen
 
 

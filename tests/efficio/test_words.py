@@ -43,12 +43,7 @@ def test_a_budget_says_when_it_stops():
         ("kaggle", "/tmp/run", True),
         ("kaggle", "/kaggle/working/run", False),
         ("kaggle", "/content/drive/MyDrive/run", True),
-        pytest.param(
-            "colab",
-            "/content/drives/run",
-            True,
-            marks=pytest.mark.xfail(strict=True, reason="a prefix is no folder"),
-        ),
+        ("colab", "/content/drives/run", True),
     ],
 )
 def test_storage_that_goes_with_the_machine_is_told_with_a_place_that_stays(host, place, told):
@@ -91,16 +86,24 @@ def test_without_schedulers_nothing_is_said_about_them():
     assert scheduler_note([], "step") is None
 
 
-def test_another_length_of_an_epoch_is_told_with_both():
-    note = length_note("0", 1000, 2000)
-    assert "1,000" in note
-    assert "2,000" in note
-    assert "'0'" in note
+def test_another_number_of_samples_is_told_as_another_data_set():
+    note = length_note("0", (10, 20), (1000, 2000))
+    assert "'0' had 1,000 samples an epoch and now has 2,000" in note
+    assert "another data set" in note
+    assert length_note("0", (10, 10), (1000, 1001)) is not None
 
 
-@pytest.mark.parametrize(("stored", "now"), [(None, None), (None, 3), (3, None), (3, 3)])
-def test_a_length_that_is_the_same_or_unknown_is_not_told(stored, now):
-    assert length_note("0", stored, now) is None
+@pytest.mark.parametrize("samples", [(100, 100), (None, 100), (100, None), (None, None)], ids=str)
+def test_another_number_of_batches_is_told_with_both(samples):
+    note = length_note("0", (1000, 2000), samples)
+    assert "'0' had 1,000 batches an epoch and now has 2,000" in note
+    assert ("only if the data set is the same" in note) is (None in samples)
+
+
+@pytest.mark.parametrize("batches", [(None, None), (None, 3), (3, None), (3, 3)], ids=str)
+@pytest.mark.parametrize("samples", [(None, None), (None, 9), (9, None), (9, 9)], ids=str)
+def test_lengths_that_are_the_same_or_unknown_are_not_told(batches, samples):
+    assert length_note("0", batches, samples) is None
 
 
 def test_losses_that_fail_in_16_bit_are_named():
