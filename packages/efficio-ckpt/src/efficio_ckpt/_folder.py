@@ -73,6 +73,16 @@ class Folder:
                         infos[entry.name] = FileInfo(info.st_size, info.st_mtime)
         return infos
 
+    def add(self, name: str, note: bytes) -> None:
+        """Write a small new file beside the checkpoints; FileExistsError if there is one."""
+        self._make_root()
+        self._write(self._path(name), [memoryview(note)])
+
+    def drop(self, name: str) -> None:
+        """Remove a file beside the checkpoints, if it is there."""
+        with contextlib.suppress(FileNotFoundError):
+            self._unlink(self._path(name))
+
     def begin(self, folder: str, note: bytes) -> None:
         self._make_root()
         os.mkdir(self._path(folder))  # noqa: PTH102
@@ -146,6 +156,10 @@ class Folder:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(directory)  # noqa: PTH102
             _sync_directory(str(directory.parent))
+        if not missing:
+            # Whoever made it may not have flushed its name; a parent that cannot be read is not ours to flush.
+            with contextlib.suppress(OSError):
+                _sync_directory(str(path.parent))
 
     def _write(self, path: str, chunks: Iterable[memoryview]) -> None:
         flags = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -68,6 +69,9 @@ class Objects:
 
     def open(self, folder: str, name: str) -> BinaryIO:
         file = self._call(self.system.open, self._path(folder, name), "rb")
+        if isinstance(file, io.BytesIO):
+            # Files in memory have one position for all of their readers.
+            file = io.BytesIO(file.getvalue())
         return cast(BinaryIO, _Guarded(file, self._call))
 
     def remove(self, folder: str) -> None:

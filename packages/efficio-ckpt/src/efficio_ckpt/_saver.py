@@ -14,6 +14,8 @@ from typing import Any
 from torch import Tensor
 
 from ._checkpoint import CheckpointError
+from ._claim import drop_claim, hold_claim
+from ._folder import Folder
 from ._manifest import check_metadata
 from ._save import Mode, check_arguments, write_checkpoint
 from ._staging import Staged, stage
@@ -67,6 +69,7 @@ class Saver:
     _guard: threading.RLock
     _thread: threading.Thread | None
     _error: CheckpointError | None
+    _claim: str | None
     _wait_copied: Callable[[], None]
 
     def __init__(self, storage: Storage, *, mode: Mode, keep: int, run_id: str | None) -> None:
@@ -121,12 +124,18 @@ class Saver:
                 self._join()
                 self._log_error()
             else:
-                self._raise_error()
                 if self._is_busy():
                     self._update(skipped=self._status.skipped + 1)
                     return False
                 self._join()
-            staged = stage(flatten(tree), self._pool)
+                self._raise_error()
+            # A signal handler that saves in the middle of this must not write into the same buffer.
+            pool, self._pool = self._pool, []
+            try:
+                staged = stage(flatten(tree), pool)
+            finally:
+                self._pool = pool
+            self._join()
             self._wait_copied = staged.wait
             self._update(in_flight_step=step)
             self._start(lambda: self._write(staged, step=step, metadata=details, begun=begun))
@@ -177,6 +186,9 @@ class Saver:
             self._closed = True
             self._join()
             self._pool.clear()
+            if self._claim is not None and isinstance(self._storage, Folder):
+                drop_claim(self._storage, self._claim)
+                self._claim = None
         self._raise_error()
 
     def __enter__(self) -> Saver:
@@ -198,6 +210,8 @@ class Saver:
 
     def _write(self, staged: Staged, *, step: int, metadata: dict[str, Any], begun: float) -> None:
         try:
+            if self._run_id is not None and isinstance(self._storage, Folder):
+                self._claim = hold_claim(self._storage, self._run_id, held=self._claim)
             checkpoint = write_checkpoint(
                 self._storage,
                 staged.flat,
@@ -208,11 +222,10 @@ class Saver:
                 run_id=self._run_id,
                 before_tensors=staged.wait,
             )
-        except Exception as error:  # noqa: BLE001 - handed to the caller's next call
-            failure = error if isinstance(error, CheckpointError) else _failure(self._storage, step, error)
-            with self._guard:
-                self._error = failure
-                self._status = replace(self._status, in_flight_step=None, error=str(failure))
+        except BaseException as error:
+            self._fail(error if isinstance(error, CheckpointError) else _failure(self._storage, step, error))
+            if not isinstance(error, Exception) and self._thread is not threading.current_thread():
+                raise
         else:
             seconds = time.perf_counter() - begun
             self._update(
@@ -229,12 +242,13 @@ class Saver:
         """Begin a thread that the interpreter waits for at its exit; one a save, so that none waits for work then."""
         if threading.main_thread().is_alive():
             thread = threading.Thread(target=work, name="efficio-ckpt-save", daemon=False)
+            self._thread = thread
             try:
                 thread.start()
             except RuntimeError:
+                self._thread = None
                 logger.info("no thread can be started any more; saving in the call")
             else:
-                self._thread = thread
                 return
         work()
 
@@ -247,6 +261,14 @@ class Saver:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+            step = self._status.in_flight_step
+            if step is not None:
+                self._fail(_failure(self._storage, step, RuntimeError("the thread that saves was ended")))
+
+    def _fail(self, failure: CheckpointError) -> None:
+        with self._guard:
+            self._error = failure
+            self._status = replace(self._status, in_flight_step=None, error=str(failure))
 
     def _update(self, **changes: Any) -> None:
         with self._guard:
@@ -273,6 +295,7 @@ class Saver:
         self._guard = threading.RLock()
         self._thread = None
         self._error = None
+        self._claim = None
         self._wait_copied = lambda: None
         self._status = replace(self._status, in_flight_step=None, error=None)
 
@@ -308,7 +331,7 @@ def background_saver(
     return Saver(place, mode=mode, keep=keep, run_id=run_id)
 
 
-def _failure(storage: Storage, step: int, error: Exception) -> CheckpointError:
+def _failure(storage: Storage, step: int, error: BaseException) -> CheckpointError:
     failure = CheckpointError(
         f"could not save step {step} to '{storage.place}': {type(error).__name__}: {error}"
     )

@@ -11,6 +11,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from ._checkpoint import CheckpointError
 from ._tree import Flat
 
 logger = logging.getLogger(__name__)
@@ -56,6 +57,9 @@ def stage(flat: Flat, pool: list[Tensor]) -> Staged:
         flat: Read; its tensors may change once the device gets to what is computed next.
         pool: Holds the buffer of an earlier call, no longer in use, and the one of this call afterwards. One that is too small
             is given up before a larger one is made, if nobody else holds it.
+
+    Raises:
+        CheckpointError: There is no memory for the copy.
     """
     starts = offsets([source.numel() * source.element_size() for source in flat.sources])
     devices = {source.device for source in flat.sources if source.device.type == "cuda"}
@@ -99,4 +103,9 @@ def _new_buffer(size: int, *, pinned: bool) -> Tensor:
             logger.warning(
                 "no pinned memory for %d bytes, so copies from the GPU will take longer: %s", size, error
             )
-    return torch.empty(size, dtype=torch.uint8, device="cpu")
+    try:
+        return torch.empty(size, dtype=torch.uint8, device="cpu")
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"no memory for a copy of {size} bytes, so nothing was saved: {error}"
+        ) from error

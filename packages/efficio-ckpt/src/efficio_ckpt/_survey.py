@@ -171,7 +171,7 @@ def sweep(storage: Storage, attempts: tuple[str, ...], *, now: float) -> None:
             # An empty folder does no harm, and may be one that was made this very moment.
             if MANIFEST in files or not any(map(is_own, files)):
                 continue
-            writer = _read_writer(storage, folder) if WRITER in files else None
+            writer = read_writer(storage, folder, WRITER) if WRITER in files else None
             ages = [now - info.modified for info in files.values() if info.modified is not None]
             if EXPIRED in files or is_abandoned(
                 writer,
@@ -256,14 +256,24 @@ def note_damage(storage: Storage, folder: str, damage: str) -> None:
         logger.debug("no note could be left in %s: %s", folder, error)
 
 
-def _read_writer(storage: Storage, folder: str) -> Writer | None:
-    with storage.open(folder, WRITER) as file:
+def read_writer(storage: Storage, folder: str, name: str) -> Writer | None:
+    """Return what `note_of` wrote, None if it was torn by the crash that ended its writer.
+
+    Args:
+        storage: Where.
+        folder: Of the note.
+        name: Of the note.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    with storage.open(folder, name) as file:
         data = file.read(4096)
     try:
         note: dict[str, Any] = from_json(data, max_bytes=4096, max_depth=1)
         return Writer(str(note["host"]), int(note["pid"]), str(note["born"]))
     except (ValueError, LookupError, TypeError):
-        return None  # torn by the crash that ended it
+        return None
 
 
 def _state_and_birth(pid: int) -> tuple[str, str]:
