@@ -21,7 +21,7 @@ def session_in(folder, *, seed=0, keep=2, tell=lambda text: None, clock=lambda: 
 def opened(folder, model, **options):
     session = session_in(folder, **options)
     session.add({"model": model})
-    session.begin("0", 8)
+    session.begin("0", length=8, size=None)
     return session
 
 
@@ -50,7 +50,7 @@ def test_there_is_a_checkpoint_before_anything_is_trained(tmp_path):
     session = session_in(tmp_path / "run")
     session.add({"model": layer(1)})
     assert not (tmp_path / "run").exists()
-    session.begin("0", None)
+    session.begin("0", length=None, size=None)
     assert [at.step for at in list_checkpoints(tmp_path / "run")] == [0]
 
 
@@ -77,7 +77,7 @@ def test_what_was_saved_is_what_the_next_session_holds(tmp_path):
     assert session.resumed_from == 12
     progress = session.progress
     assert (progress.step, progress.skipped, progress.batches["0"]) == (12, 1, 4)
-    assert session.begin("0", 8) == (Position(1, 32), ())
+    assert session.begin("0", length=8, size=None) == (Position(1, 32), ())
 
 
 def test_one_point_is_saved_once_unless_it_is_asked_for(tmp_path):
@@ -111,12 +111,12 @@ def test_rewinding_gives_back_objects_and_progress_of_the_last_checkpoint(tmp_pa
 def test_what_was_not_prepared_is_carried_on_from_checkpoint_to_checkpoint(tmp_path):
     session = session_in(tmp_path)
     session.add({"model": layer(1), "average": layer(4)})
-    session.begin("0", None)
+    session.begin("0", length=None, size=None)
     session.close()
     for step in range(1, 4):
         session = session_in(tmp_path)
         session.add({"model": layer(2)})
-        assert session.begin("0", None)[1] == ("average",)
+        assert session.begin("0", length=None, size=None)[1] == ("average",)
         session.commit("0", Position(0, step), batches=step, step=step, skipped=0)
         session.save(wait=True)
         session.close()
@@ -130,7 +130,7 @@ def test_what_was_not_prepared_is_carried_on_from_checkpoint_to_checkpoint(tmp_p
 def test_an_object_that_comes_later_is_restored_then(tmp_path):
     session = session_in(tmp_path)
     session.add({"model": layer(1), "head": layer(5)})
-    session.begin("0", None)
+    session.begin("0", length=None, size=None)
     session.close()
 
     model, head = layer(2), layer(3)
@@ -194,7 +194,7 @@ def test_seconds_add_up_over_sessions_and_never_go_back(tmp_path):
         model = layer(1)
         session = session_in(tmp_path, clock=clock)
         session.add({"model": model})
-        session.begin("0", None)
+        session.begin("0", length=None, size=None)
         now += seconds
         session.commit("0", Position(0, 1), batches=1, step=session.progress.step + 1, skipped=0)
         session.save(wait=True)

@@ -143,6 +143,11 @@ class GPULoader:
         full, rest = divmod(len(self.x), self.batch_size)
         return full + (rest > 0 and not self._drop_last)
 
+    @property
+    def epoch_samples(self) -> int:
+        """Samples in the data set."""
+        return len(self.x)
+
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """One epoch; the next call gives the next one."""
         epoch = self.epoch

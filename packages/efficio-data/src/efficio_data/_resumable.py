@@ -11,7 +11,7 @@ from operator import itemgetter
 from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader
 
 from ._child import ask_child
 from ._draws import epoch_batches, epoch_indices
@@ -26,11 +26,9 @@ _PROBE_SECONDS = 1.0
 class Resumable(Protocol):
     """A loader that can start anywhere.
 
-    Attributes:
-        notes: What is not exact about it, in plain words; empty when all of it is.
+    Those of this package also have `notes`, what is not exact about them in plain words, and `epoch_samples`, the samples that an
+    epoch draws from (None where that is not known before).
     """
-
-    notes: tuple[str, ...]
 
     def iter_from(self, position: Position) -> Iterator[tuple[Any, Position]]:
         """The batches of `position.epoch` from there on, each with the position after it."""
@@ -143,6 +141,15 @@ class _Keys:
     def __len__(self) -> int:
         return len(self._sampler)  # type: ignore[arg-type]
 
+    @property
+    def samples(self) -> int | None:
+        indices: Any = self._sampler
+        if type(indices) is BatchSampler:
+            indices = indices.sampler
+        elif self._batched:
+            return None
+        return len(indices) if hasattr(indices, "__len__") else None
+
 
 class _Map:
     """A DataLoader over a map-style dataset."""
@@ -158,6 +165,10 @@ class _Map:
 
     def __len__(self) -> int:
         return len(self._keys)
+
+    @property
+    def epoch_samples(self) -> int | None:
+        return self._keys.samples
 
     def iter_from(self, position: Position) -> Iterator[tuple[Any, Position]]:
         check_position(position)
@@ -212,6 +223,7 @@ class _Stream:
         # A worker that outlives the epoch never hears which one begins.
         self._loader = _rewired(loader, persistent_workers=False, **attributes)
         self._length = loader
+        self.epoch_samples: int | None = None
         self.notes: tuple[str, ...] = (
             "an iterable dataset is read from the start of its epoch after a resume, and its order depends on num_workers: "
             f"keep num_workers={loader.num_workers}",
@@ -248,6 +260,10 @@ class _Batches:
 
     def __len__(self) -> int:
         return len(self._batches)  # type: ignore[arg-type]
+
+    @property
+    def epoch_samples(self) -> int | None:
+        return len(self) if hasattr(self._batches, "__len__") else None
 
     def iter_from(self, position: Position) -> Iterator[tuple[Any, Position]]:
         if callable(getattr(self._batches, "set_epoch", None)):

@@ -91,7 +91,9 @@ class Changes:
             for module in thing.modules():
                 if isinstance(module, _BatchNorm) and module.num_batches_tracked is not None:
                     self._tensors.append(module.num_batches_tracked)
-                elif next(module.buffers(recurse=False), None) is not None:
+                elif (
+                    module._buffers.keys() - module._non_persistent_buffers_set
+                ):  # others are in no checkpoint
                     self._handles.append(module.register_forward_pre_hook(self._raise_in_training))
         else:
             self.is_certain = False

@@ -51,7 +51,7 @@ def progress_bar(*, total: int | None, done: int, title: str, shown: bool) -> An
         desc=title,
         unit="batch",
         dynamic_ncols=True,
-        mininterval=0.2 if sys.stderr.isatty() else _SECONDS_WITHOUT_TERMINAL,
+        mininterval=0.2 if sys.stderr is not None and sys.stderr.isatty() else _SECONDS_WITHOUT_TERMINAL,
         disable=not shown,
     )
 

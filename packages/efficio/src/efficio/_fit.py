@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
+
+from efficio_precision import Policy, to_channels_last
 
 
 def fit_notes(objects: Mapping[str, Any]) -> list[str]:
@@ -39,6 +42,19 @@ def fit_notes(objects: Mapping[str, Any]) -> list[str]:
                 f"{name} ({type(thing).__name__}) is no torch.optim.Optimizer: run.step() does not step it, do so yourself"
             )
     return notes
+
+
+def place_models(objects: Mapping[str, Any], device: torch.device, policy: Policy) -> None:
+    """Move the models among objects to the device, and to channels_last where that helps.
+
+    Args:
+        objects: By name; models are changed in place, others are left alone.
+        device: Where to.
+        policy: Whether channels_last may help.
+    """
+    for thing in objects.values():
+        if isinstance(thing, nn.Module):
+            to_channels_last(thing.to(device), policy)
 
 
 def empty_loader_text(loader: Any) -> str:

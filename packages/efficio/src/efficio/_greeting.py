@@ -25,7 +25,9 @@ def environment(policy: Policy) -> dict[str, Any]:
     }
 
 
-def greet(session: Session, policy: Policy, budget: Budget, notes: Notes, *, seed: int | None) -> None:
+def greet(
+    session: Session, policy: Policy, budget: Budget, notes: Notes, *, seed: int | None, scaler: Any
+) -> None:
     """Say where the run starts from and until when, and what about it is not as it was.
 
     Args:
@@ -34,6 +36,7 @@ def greet(session: Session, policy: Policy, budget: Budget, notes: Notes, *, see
         budget: For the time of day at which it stops.
         notes: Where it is noted for the report.
         seed: The one that the user asked for.
+        scaler: The run's loss scaler, after it was restored.
     """
     say(
         start_line(
@@ -52,3 +55,5 @@ def greet(session: Session, policy: Policy, budget: Budget, notes: Notes, *, see
     kept = session.progress.seed
     if seed not in (None, kept):
         notes.tell(f"seed={seed} is not used: this run began with {kept} and keeps it")
+    if scaler.is_enabled() and not session.has_stored("@scaler"):
+        notes.tell(f"the loss scale starts afresh at {scaler.get_scale():,.0f}: the checkpoint has none")

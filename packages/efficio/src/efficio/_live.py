@@ -22,6 +22,8 @@ class Live:
         complete: Names of those whose last epoch is trained and stored.
         loop: Name of the loop that is running.
         in_body: Whether a body of a loop is running.
+        evaluations: Evaluations that are running inside one another.
+        failed_saves: Saves that failed while training went on.
         stop: Whether and why to stop, as long as that holds.
         ended: Why the last loop ended before its last epoch.
     """
@@ -36,5 +38,7 @@ class Live:
     complete: set[str] = field(default_factory=set)
     loop: str | None = None
     in_body: bool = False
+    evaluations: int = 0
+    failed_saves: int = 0
     stop: Stop = field(default_factory=Stop)
     ended: str | None = None

@@ -21,7 +21,7 @@ from ._determinism import deterministic_kernels
 from ._live import Live
 from ._schedule import Schedule
 from ._session import Session
-from ._source import length, repeats
+from ._source import epoch_samples, length, source_notes
 from ._words import length_note
 
 
@@ -108,18 +108,13 @@ class Loop:
         return f"epoch {epoch + 1}/{self.epochs}"
 
     def _begin(self) -> Position:
-        stored = self.session.progress.lengths.get(self.name)
-        known = length(self.source)
-        self.notes.tell(length_note(self.name, stored, known), *self.source.notes)
-        if not repeats(self.source):
-            self.notes.tell(
-                "one sample came out differently when it was built twice: its randomness comes from where no key reaches (a clock, "
-                "the system's entropy, a generator hidden in a closure), so a resume will not repeat it"
-            )
+        progress, name = self.session.progress, self.name
+        known, size = length(self.source), epoch_samples(self.source)
+        batches, samples = (progress.lengths.get(name), known), (progress.sizes.get(name), size)
+        self.notes.tell(length_note(name, batches, samples), *source_notes(self.source))
         self.totals.switch("save")
-        progress = self.session.progress
         progress.step, progress.skipped = self.live.step, self.live.skipped  # with steps between two loops
-        position, carried = self.session.begin(self.name, known)
+        position, carried = self.session.begin(name, length=known, size=size)
         progress = self.session.progress  # another one, if memory was thrown away
         self.live.step, self.live.skipped = progress.step, progress.skipped
         if carried:
@@ -216,7 +211,13 @@ class Loop:
             tried = self.session.save(wait=False)
         except CheckpointError as error:
             tried = True
-            self.notes.tell(f"a save failed, training goes on and the checkpoints before it stand: {error}")
+            self.live.failed_saves += 1
+            if (
+                self.live.failed_saves == 1
+            ):  # the same trouble at each save is told once, and counted in the report
+                self.notes.tell(
+                    f"a save failed, training goes on and the checkpoints before it stand: {error}"
+                )
         if tried:  # while another one is being written it stays due
             self.schedule.saved(self.live.step, self.session.saver.status.seconds)
         self.totals.switch(previous)

@@ -21,6 +21,7 @@ class Progress:
         loops: Where each loop is, by its name.
         batches: Batches of that epoch that each loop has taken; for the progress bar, the position counts samples.
         lengths: Batches in an epoch of each loop, where known.
+        sizes: Samples that an epoch of each loop draws from, where known.
     """
 
     seed: int
@@ -30,6 +31,7 @@ class Progress:
     loops: dict[str, Position] = field(default_factory=dict)
     batches: dict[str, int] = field(default_factory=dict)
     lengths: dict[str, int] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
 
     def to_tree(self) -> dict[str, Any]:
         """As nested dicts of numbers."""
@@ -44,6 +46,7 @@ class Progress:
                     "samples": at.samples,
                     "batches": self.batches.get(name, 0),
                     "length": self.lengths.get(name),
+                    "size": self.sizes.get(name),
                 }
                 for name, at in self.loops.items()
             },
@@ -66,4 +69,5 @@ class Progress:
             loops={name: Position(at["epoch"], at["samples"]) for name, at in loops.items()},
             batches={name: at["batches"] for name, at in loops.items()},
             lengths={name: at["length"] for name, at in loops.items() if at["length"] is not None},
+            sizes={name: at["size"] for name, at in loops.items() if at["size"] is not None},
         )

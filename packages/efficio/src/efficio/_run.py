@@ -23,14 +23,13 @@ from efficio_precision import (
     make_scaler,
     precision_policy,
     step_optimizer,
-    to_channels_last,
     unsafe_under_autocast,
 )
 from efficio_report import GPUSample, Report, Totals, collect_report, span
 
 from ._arguments import whole_number
 from ._console import Notes
-from ._fit import fit_notes
+from ._fit import fit_notes, place_models
 from ._greeting import environment, greet
 from ._live import Live
 from ._loop import Loop
@@ -39,7 +38,7 @@ from ._schedule import Schedule
 from ._schedulers import Schedulers
 from ._session import Session
 from ._source import open_source
-from ._words import bce_note, scheduler_note
+from ._words import bce_note, failed_saves_note, scheduler_note
 
 _SCALER = "@scaler"  # no keyword of the user's can be that
 
@@ -137,14 +136,12 @@ class Run:
         with span(self._totals, "setup"):
             session, first = self._session, not self._session.objects
             added = object_names(objects, named, taken=session.objects)
-            for thing in added.values():
-                if isinstance(thing, nn.Module):
-                    to_channels_last(thing.to(self.device), self.policy)
+            place_models(added, self.device, self.policy)
             unknown = session.add({**added, _SCALER: self._scaler} if first else added)
             if first:
                 self._live.step = self._first_step = session.progress.step
                 self._live.skipped = session.progress.skipped
-                greet(session, self.policy, self._budget, self._notes, seed=self._seed)
+                greet(session, self.policy, self._budget, self._notes, seed=self._seed, scaler=self._scaler)
             if unknown:
                 self._notes.tell(f"not in the checkpoint, so new: {', '.join(unknown)}")
             known = session.objects.values()
@@ -158,8 +155,7 @@ class Run:
                 )
             )
             if self.policy.dtype != torch.float32:
-                unsafe = unsafe_under_autocast(*self._models)
-                self._notes.tell(bce_note(unsafe))
+                self._notes.tell(bce_note(unsafe_under_autocast(*self._models)))
         given = (*objects, *named.values())
         return given[0] if len(given) == 1 else given
 
@@ -291,8 +287,15 @@ class Run:
             raise RuntimeError(
                 "no model was prepared: call run.prepare(model, optimizer) before run.evaluate_mode()"
             )
-        with span(self._totals, "evaluate"), evaluating(*self._models, policy=self.policy):
-            yield
+        live = self._live
+        live.evaluations += 1
+        try:
+            with span(self._totals, "evaluate"), evaluating(*self._models, policy=self.policy):
+                yield
+        finally:
+            live.evaluations -= 1
+        if not live.evaluations and not live.in_body and self._schedule.drop_request():
+            self.save()
 
     def batches(self, loader: Any) -> Iterator[Any]:
         """The batches of a loader on the device, without a position: for evaluation."""
@@ -306,7 +309,7 @@ class Run:
         self._live.stop.request("run.stop()")
 
     def save(self) -> bool:
-        """Save now: outside a loop at once; in a loop when the body has finished, as only that can be resumed exactly.
+        """Save now: in a loop when the body has finished, in an evaluation when it ends (its weights may be others), else at once.
 
         Returns:
             Whether it is stored already; False, too, where a loop was left half-way and there is nothing that may be saved.
@@ -315,7 +318,7 @@ class Run:
             CheckpointError: It could not be written.
             RuntimeError: Nothing was prepared.
         """
-        if self._live.in_body:
+        if self._live.in_body or self._live.evaluations:
             self._schedule.request()
             return False
         if self._session.is_half_way:
@@ -349,7 +352,7 @@ class Run:
             device_name=self.policy.device.name,
             precision=self.policy.reason,
             applied=self._notes.applied,
-            notes=self._notes.told,
+            notes=(*self._notes.told, *failed_saves_note(live.failed_saves)),
         )
 
     @property

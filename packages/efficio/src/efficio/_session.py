@@ -96,6 +96,10 @@ class Session:
             raise RuntimeError("nothing was prepared: call run.prepare(model, optimizer) first")
         return self._saver
 
+    def has_stored(self, name: str) -> bool:
+        """Whether the loaded checkpoint holds a state of this name that is not empty."""
+        return bool(self._stored.get(name))
+
     def add(self, objects: Mapping[str, Any]) -> tuple[str, ...]:
         """Take objects under their names, and restore them from the newest good checkpoint.
 
@@ -121,7 +125,7 @@ class Session:
             self.changes.settle()
         return () if self.resumed_from is None else tuple(sorted(new - self._stored.keys()))
 
-    def begin(self, name: str, length: int | None) -> tuple[Position, tuple[str, ...]]:
+    def begin(self, name: str, *, length: int | None, size: int | None) -> tuple[Position, tuple[str, ...]]:
         """Make memory and storage agree before a loop goes on.
 
         - What a loop left half-way is thrown away for the last checkpoint.
@@ -160,7 +164,9 @@ class Session:
         self.changes.settle()
         if length is not None:
             self.progress.lengths[name] = length
-        return self.progress.loops[name], tuple(sorted(self._stored))
+        if size is not None:
+            self.progress.sizes[name] = size
+        return self.progress.loops.setdefault(name, Position()), tuple(sorted(self._stored))
 
     def commit(self, name: str, position: Position, *, batches: int, step: int, skipped: int) -> None:
         """Move the point that the next checkpoint is taken of to here: the body has finished, an optimizer step is whole."""

@@ -48,6 +48,23 @@ def length(source: Resumable) -> int | None:
         return None
 
 
+def epoch_samples(source: Resumable) -> int | None:
+    """Samples that an epoch draws from, None where that is not known."""
+    size: int | None = getattr(source, "epoch_samples", None)
+    return size
+
+
+def source_notes(source: Resumable) -> tuple[str, ...]:
+    """What is not exact about a source, in plain words."""
+    notes: tuple[str, ...] = getattr(source, "notes", ())
+    if not repeats(source):
+        notes += (
+            "one sample came out differently when it was built twice: its randomness comes from where no key reaches (a clock, the "
+            "system's entropy, a generator hidden in a closure), so a resume will not repeat it",
+        )
+    return notes
+
+
 def repeats(source: Resumable) -> bool:
     """Whether a sample comes out the same twice under one key; True where that cannot be tried."""
     probe = getattr(source, "repeats", None)

@@ -39,6 +39,8 @@ def storage_note(host: str, place: str) -> str | None:
     >>> storage_note("colab", "/content/run")
     "checkpoints in /content/run go when this colab machine goes: give storage='/content/drive/...' instead"
     """
+    if place.startswith("memory://"):
+        return f"checkpoints in {place} go when this process ends: give storage a folder or a URL instead"
     kept = _SURVIVING.get(host, ())
     if not kept or "://" in place or any(f"{place}/".startswith(f"{folder}/") for folder in kept):
         return None
@@ -77,14 +79,32 @@ def scheduler_note(names: list[str], interval: str | None) -> str | None:
     return f"{listed} is left to you to step"
 
 
-def length_note(name: str, stored: int | None, now: int | None) -> str | None:
-    """A warning when an epoch of a loop has another number of batches than it had."""
-    if stored is None or now is None or stored == now:
+def length_note(
+    name: str, batches: tuple[int | None, int | None], samples: tuple[int | None, int | None]
+) -> str | None:
+    """What it means that an epoch of a loop is not as long as it was when the checkpoint was written.
+
+    Args:
+        name: Of the loop.
+        batches: In an epoch, stored and now; None where not known.
+        samples: That an epoch draws from, stored and now; None where not known.
+
+    >>> length_note("0", (10, 5), (100, 100))
+    "loop '0' had 10 batches an epoch and now has 5, of the same 100 samples: it goes on at the same sample"
+    """
+    if None not in samples and samples[0] != samples[1]:
+        return (
+            f"loop {name!r} had {samples[0]:,} samples an epoch and now has {samples[1]:,}: this is another data set, so it is not "
+            "the run that was stopped; it goes on at the same place of a new order, where samples may come twice or not at all"
+        )
+    if None in batches or batches[0] == batches[1]:
         return None
-    return (
-        f"loop {name!r} had {stored:,} batches an epoch and now has {now:,}: it goes on at the same sample of the epoch, which is "
-        "the same run only if the data set is the same"
-    )
+    found = f"loop {name!r} had {batches[0]:,} batches an epoch and now has {batches[1]:,}"
+    if None in samples:
+        return (
+            f"{found}: it goes on at the same sample, which is the same run only if the data set is the same"
+        )
+    return f"{found}, of the same {samples[0]:,} samples: it goes on at the same sample"
 
 
 def bce_note(names: tuple[str, ...]) -> str | None:
@@ -95,3 +115,12 @@ def bce_note(names: tuple[str, ...]) -> str | None:
         f"BCELoss ({', '.join(names)}) fails in 16 bit on a GPU: use BCEWithLogitsLoss without the sigmoid, or compute this loss "
         "outside run.autocast() from values in float32"
     )
+
+
+def failed_saves_note(count: int) -> tuple[str, ...]:
+    """How many saves failed in all, if it was more than the one that was told.
+
+    >>> failed_saves_note(1), failed_saves_note(3)
+    ((), ('3 saves failed in all',))
+    """
+    return (f"{count} saves failed in all",) if count > 1 else ()
