@@ -106,7 +106,6 @@ def test_fp16_goes_on_from_a_checkpoint_of_a_session_that_never_scaled(tmp_path)
 
 
 @needs_cpu_scaler
-@pytest.mark.xfail(strict=True, reason="the fresh scale is logged by efficio_precision, and told to nobody")
 def test_the_report_says_that_the_loss_scale_starts_afresh(tmp_path):
     """B14: one line in the report."""
     session(tmp_path, "fp32", 3)
@@ -170,9 +169,6 @@ def test_a_save_that_falls_into_a_validation_stores_the_raw_weights(asked, clock
     assert torch.equal(stored["objects"]["model"]["weight"], raw[3])
 
 
-@pytest.mark.xfail(
-    strict=True, reason="run.save() outside a loop saves at once, also within run.evaluate_mode()"
-)
 def test_a_save_within_a_validation_after_the_loop_stores_the_raw_weights(tmp_path):
     """B17: outside a loop the save waits for the validation to end, too."""
     model = nn.Linear(1, 1, bias=False)

@@ -1,6 +1,7 @@
 """The table of the cases names tests that are there."""
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -14,6 +15,7 @@ ROWS = {
 }
 
 
+@functools.cache
 def functions_of(path):
     """The tests of a file, with their docstrings."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
