@@ -14,7 +14,7 @@ from efficio_data import tune_loader
 
 class Vectors(Dataset):
     def __len__(self):
-        return 1000
+        return 500
 
     def __getitem__(self, index):
         return torch.full((8,), float(index))
@@ -41,13 +41,14 @@ def test_a_lambda_where_processes_are_spawned_means_no_workers_and_all_batches(s
     assert tuned.num_workers == 0
     assert any("no workers" in applied and "spawn" in applied for applied in run.report().applied)
     for given in (tuned, batches):
-        assert torch.equal(torch.cat(list(given))[:, 0], torch.arange(1000.0))
+        assert torch.equal(torch.cat(list(given))[:, 0], torch.arange(500.0))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="descriptors of Linux")
 @pytest.mark.parametrize("kept", [False, True], ids=["losses-only", "batches-kept"])
 def test_a_loop_keeps_no_batch_and_who_keeps_them_is_told_what_to_do(kept, tmp_path):
-    """F05: 256 descriptors, two workers and 1,000 batches; what was trained until the error is stored."""
+    """F05: 256 descriptors, two workers and 500 batches; what was trained until the error is stored."""
     import resource
 
     model = nn.Linear(8, 1)
@@ -81,7 +82,7 @@ def test_a_loop_keeps_no_batch_and_who_keeps_them_is_told_what_to_do(kept, tmp_p
         assert resumed.step_count == run.step_count == len(opened) > 100
         assert torch.equal(again.weight, model.weight)
     else:
-        assert run.step_count == 1000
+        assert run.step_count == 500
         assert (
             max(opened) <= max(opened[:50]) + 16
         )  # batches on their way hold some; each batch kept would hold one
