@@ -6,7 +6,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
@@ -68,7 +69,6 @@ class Saver:
     _turn: threading.RLock
     _guard: threading.RLock
     _thread: threading.Thread | None
-    _error: CheckpointError | None
     _claim: str | None
     _wait_copied: Callable[[], None]
 
@@ -80,6 +80,9 @@ class Saver:
         self._status = SaverStatus()
         self._closed = False
         self._pool: list[Tensor] = []
+        self._errors: list[CheckpointError] = []  # at most one, that was not raised yet
+        # A script may end, or forget the saver, before it makes the call that would raise it.
+        weakref.finalize(self, _tell, self._errors)
         self._forget_threads()
 
     @property
@@ -171,7 +174,7 @@ class Saver:
         """Return the error that the next call would raise, and forget it."""
         self._notice_fork()
         with self._guard:
-            error, self._error = self._error, None
+            error = self._errors.pop() if self._errors else None
             self._status = replace(self._status, error=None)
         return error
 
@@ -186,10 +189,34 @@ class Saver:
             self._closed = True
             self._join()
             self._pool.clear()
-            if self._claim is not None and isinstance(self._storage, Folder):
-                drop_claim(self._storage, self._claim)
-                self._claim = None
+            self._drop_claim()
         self._raise_error()
+
+    def claim(self) -> None:
+        """Keep other processes from saving this run from here on, and see that none that lives does so already.
+
+        Each save does the same; this is for those who want to know before they train. Only folders can be claimed, and only
+        by savers that have a `run_id`.
+
+        Raises:
+            CheckpointError: Another process saves the run, or the folder cannot be written to.
+        """
+        self._notice_fork()
+        with self._turn:
+            self._join()
+            try:
+                self._hold_claim()
+            except OSError as error:
+                raise CheckpointError(
+                    f"storage '{self._storage.place}' cannot be written to: {error}; give a folder that can"
+                ) from error
+
+    def release(self) -> None:
+        """Wait for the save in flight, and let other processes save this run until the next save here claims it again."""
+        self._notice_fork()
+        with self._turn:
+            self._join()
+            self._drop_claim()
 
     def __enter__(self) -> Saver:
         return self
@@ -208,10 +235,18 @@ class Saver:
             # What ended the block matters more.
             logger.warning("%s", failure)
 
+    def _hold_claim(self) -> None:
+        if self._run_id is not None and isinstance(self._storage, Folder):
+            self._claim = hold_claim(self._storage, self._run_id, held=self._claim)
+
+    def _drop_claim(self) -> None:
+        if self._claim is not None and isinstance(self._storage, Folder):
+            drop_claim(self._storage, self._claim)
+            self._claim = None
+
     def _write(self, staged: Staged, *, step: int, metadata: dict[str, Any], begun: float) -> None:
         try:
-            if self._run_id is not None and isinstance(self._storage, Folder):
-                self._claim = hold_claim(self._storage, self._run_id, held=self._claim)
+            self._hold_claim()
             checkpoint = write_checkpoint(
                 self._storage,
                 staged.flat,
@@ -267,7 +302,7 @@ class Saver:
 
     def _fail(self, failure: CheckpointError) -> None:
         with self._guard:
-            self._error = failure
+            self._errors[:] = [failure]
             self._status = replace(self._status, in_flight_step=None, error=str(failure))
 
     def _update(self, **changes: Any) -> None:
@@ -294,7 +329,7 @@ class Saver:
         self._turn = threading.RLock()
         self._guard = threading.RLock()
         self._thread = None
-        self._error = None
+        self._errors.clear()
         self._claim = None
         self._wait_copied = lambda: None
         self._status = replace(self._status, in_flight_step=None, error=None)
@@ -329,6 +364,11 @@ def background_saver(
         except OSError as error:
             raise CheckpointError(f"'{place.place}' takes no checkpoints: {error}") from error
     return Saver(place, mode=mode, keep=keep, run_id=run_id)
+
+
+def _tell(errors: Sequence[CheckpointError]) -> None:
+    for error in errors:
+        logger.warning("%s", error)
 
 
 def _failure(storage: Storage, step: int, error: BaseException) -> CheckpointError:

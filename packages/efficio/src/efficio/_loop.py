@@ -70,11 +70,14 @@ class Loop:
             self.live.complete.discard(self.name)
             stack.callback(setattr, self.live, "loop", None)
             stack.callback(self.totals.switch, self.totals.switch("setup"))
+            stack.callback(self.session.rest)
             position = self._begin()
             self.live.stop = stack.enter_context(stop_on_signals())
             stack.enter_context(deterministic_kernels(self.deterministic))
             benchmark = False if self.deterministic else None
             backends = stack.enter_context(tuned_backends(self.policy, benchmark=benchmark))
+            if self.device.type == "cuda":
+                stack.callback(lambda: self.notes.use(backends.note))
             stack.enter_context(sample_gpu(self.samples))
             if position.epoch >= self.epochs:
                 self.session.save(wait=True)  # nothing new, unless the last save had failed
@@ -91,8 +94,6 @@ class Loop:
             self.session.save(wait=True)
             self.live.complete.add(self.name)
             self._pass_on()
-        if self.policy.device.type == "cuda":
-            self.notes.use(backends.note)
 
     def _bar(self, position: Position) -> Any:
         known = length(self.source)

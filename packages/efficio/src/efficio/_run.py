@@ -48,7 +48,7 @@ class Run:
 
     Args:
         budget: Time from here on, such as `"2h"` or `"11h30m"`, or seconds; None for no limit. The loop stops and saves before
-            it is up. Each process has its own budget, and all loops of a run share it.
+            it is up. Each Run has its own, which all of its loops share: a cell that is run again begins a new one.
         storage: A folder (a mounted Drive is one) or an fsspec URL.
         checkpoint_mode: `"exact"` keeps every bit.
         save_every: A number of optimizer steps, or a duration such as `"10m"`.
@@ -327,9 +327,7 @@ class Run:
             )
             return False
         with span(self._totals, "save"):
-            progress = self._session.progress
-            progress.step, progress.skipped = self._live.step, self._live.skipped
-            self._session.save(wait=True, always=True)
+            self._session.save_now(step=self._live.step, skipped=self._live.skipped)
         return True
 
     def report(self) -> Report:

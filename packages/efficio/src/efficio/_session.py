@@ -138,8 +138,9 @@ class Session:
             Where the loop is, and the names in the checkpoint for which no object was prepared.
 
         Raises:
-            CheckpointError: The storage cannot be written to, or has no good checkpoint left.
+            CheckpointError: The storage cannot be written to, another process trains this run, or no checkpoint is good.
         """
+        self.saver.claim()
         # What no object has claimed is carried on, from checkpoint to checkpoint.
         self._stored = {key: state for key, state in self._stored.items() if key not in self.objects}
         begun_before = name in self.progress.loops and name not in self._begun
@@ -209,6 +210,24 @@ class Session:
         if begun:
             self._saved = point
         return begun
+
+    def save_now(self, *, step: int, skipped: int) -> None:
+        """Store what is in memory between two loops, whatever was stored before.
+
+        Args:
+            step: Optimizer steps done, those by hand included.
+            skipped: Optimizer steps that the scaler skipped.
+
+        Raises:
+            CheckpointError: It could not be written.
+        """
+        self.progress.step, self.progress.skipped = step, skipped
+        self.save(wait=True, always=True)
+        self.rest()
+
+    def rest(self) -> None:
+        """No loop runs: wait for the save in flight, and let another process go on with the run."""
+        self.saver.release()
 
     def rewind(self) -> None:
         """Load the newest good checkpoint of this run over what is in memory."""
