@@ -19,7 +19,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
 NOW = datetime(2026, 1, 1, tzinfo=timezone.utc).isoformat().replace("+00:00", ".000Z")
-PAGE = b"<html><head><title>Sign in</title></head><body>Welcome to the airport</body></html>"
+# Longer than any file of the tests: a download cannot be continued behind it.
+PAGE = b"<html><head><title>Sign in</title></head><body>" + b"Welcome to the airport. " * 2000
 
 
 def access(role, **more):
@@ -92,6 +93,7 @@ class Fault:
     body: bytes = b'{"error": "something went wrong"}'
     answer: int = 0  # after a "lost" request: the status instead of silence; 200 for a page of HTML
     seconds: float = 0.0
+    then: list = field(default_factory=list)  # faults that begin when this one was suffered
 
     def takes(self, method, path):
         if (self.method and self.method != method) or not re.search(self.path or "", path) or self.times <= 0:
@@ -177,6 +179,8 @@ class Handler(BaseHTTPRequestHandler):
                 if fault.takes(self.command, self.route):
                     self.fault = fault
                     break
+            if self.fault:
+                self.server.faults += self.fault.then
         length = int(self.headers.get("Content-Length") or 0)
         if self.fault and self.fault.kind == "drop":
             self.rfile.read(min(length, 100))

@@ -109,7 +109,8 @@ class Client:
             fault: The reason.
             wait: Seconds.
         """
-        logger.info("'%s': %s; asking again in %.0f s", self._repo, fault.text, wait)
+        what = fault.kind if fault.status is None else f"{fault.kind} ({fault.status})"
+        logger.info("'%s': %s: %s; asking again in %.0f s", self._repo, what, fault.text, wait)
         self._sleep(wait)
         return wait
 

@@ -98,9 +98,15 @@ class Hub:
         if attempt is None:
             raise PermissionError(f"{self.place}: {folder} is not being written, and is not changed")
         path = Path(attempt.spool, name)
-        with open(path, "xb") as file:
-            for chunk in chunks:
-                file.write(chunk)
+        try:
+            with open(path, "xb") as file:
+                for chunk in chunks:
+                    file.write(chunk)
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"the disk for temporary files does not take {path}: {error.strerror}; set TMPDIR to a folder on another",
+            ) from error
         addition = self._repository.addition(self._repository.path(folder, name), str(path))
         attempt.additions.append(addition)
         # The client has let go of what it has uploaded.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import io
 import logging
@@ -97,8 +98,15 @@ class Repository:
             )
         if allowed is None:
             self.ensure()
-            addition = self.addition(self.path(_MARK), _MARK_TEXT)
-            self.push([addition], listing=self.look(), title="check write access")
+            mark = self.path(_MARK)
+            self.push(
+                [self.addition(mark, _MARK_TEXT)],
+                listing=self.look(),
+                title="check write access",
+                landed=lambda listing: self._client.ask(
+                    lambda: self._client.api.file_exists(self.name, mark, revision=listing.head)
+                ),
+            )
         self._is_writable = True
         return allowed is None
 
@@ -135,8 +143,8 @@ class Repository:
         *,
         listing: Listing,
         title: str,
+        landed: Callable[[Listing], bool],
         deletions: Callable[[Listing], Sequence[str]] = lambda _: (),
-        landed: Callable[[Listing], bool] = lambda _: False,
     ) -> None:
         """Make one commit on the head that was read.
 
@@ -146,8 +154,8 @@ class Repository:
             additions: What `addition` returned.
             listing: What is there.
             title: Of the commit.
-            deletions: Paths to delete, for what is there.
             landed: Tells whether the commit was carried out, from what is there now.
+            deletions: Paths to delete, for what is there.
 
         Raises:
             OSError: It is not known to have been carried out.
@@ -159,7 +167,8 @@ class Repository:
             gone = [
                 huggingface_hub.CommitOperationDelete(path, is_folder=False) for path in deletions(listing)
             ]
-            operations = [*additions, *gone]
+            # The client marks what it has sent, and older ones do so before they have read the answer.
+            operations = [*map(copy.copy, additions), *gone]
             if not operations:
                 return
             commit = functools.partial(
