@@ -19,6 +19,9 @@ from torch.utils.data import (
 from efficio_data import Position, resumable
 
 
+START = Position()
+
+
 class Augmented(Dataset):
     """Draws from every generator that people use, and from one of its own."""
 
@@ -45,7 +48,7 @@ def noisy_collate(samples):
     return [torch.tensor([s[0] for s in samples]), torch.rand(2)]
 
 
-def taken(loader, position=Position(), seed=3):
+def taken(loader, position=START, seed=3):
     return list(resumable(loader, seed=seed).iter_from(position))
 
 
@@ -201,7 +204,7 @@ def test_an_endless_sampler_is_drawn_as_it_is_used():
             while True:
                 yield int(torch.randint(50, (1,)))
 
-    def first(count, position=Position()):
+    def first(count, position=START):
         batches = resumable(DataLoader(Augmented(), batch_size=8, sampler=Endless())).iter_from(position)
         return [next(batches) for _ in range(count)]
 
