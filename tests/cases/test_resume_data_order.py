@@ -73,6 +73,17 @@ def test_a_new_process_with_another_global_seed_gives_the_rest_of_the_shuffled_e
     assert session("other", 99) != whole
 
 
+@forks
+@quiet_fork
+@pytest.mark.parametrize("stop", [4, None], ids=["stopped", "finished"])
+def test_a_run_that_has_ended_here_goes_on_in_another_process_while_this_one_lives_on(stop, tmp_path):
+    """A08: a notebook whose cell has ended keeps its process, and the run is continued from another notebook or a script."""
+    before, run = train(tmp_path / "run", numbers(), stop=stop)
+    after = in_a_child(tmp_path, lambda: train(tmp_path / "run", numbers(), epochs=2)[0])
+    whole, _ = train(tmp_path / "whole", numbers(), epochs=2, seed=run.seed)
+    assert before + after == whole
+
+
 def epoch_run(folder):
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
