@@ -18,7 +18,6 @@ from torch.utils.data import (
 
 from efficio_data import Position, resumable
 
-
 START = Position()
 
 
