@@ -99,7 +99,7 @@ def test_batched_fetching_and_subsets_are_keyed_too():
     for dataset in (Whole(), Subset(Whole(), range(10, 50))):
         whole = taken(DataLoader(dataset, batch_size=8, shuffle=True))
         assert_same(whole[2:], taken(DataLoader(dataset, batch_size=8, shuffle=True), whole[1][1]))
-        assert len({batch[1][0].item() for batch, _ in whole}) == len(whole)
+        assert len({batch[1].flatten()[0].item() for batch, _ in whole}) == len(whole)
 
 
 def test_persistent_workers_hear_of_each_epoch():

@@ -171,7 +171,8 @@ class KeyedStream(StandIn, IterableDataset[Any]):
 
 def _fetches_whole_batches(dataset: Any) -> bool:
     """Whether `__getitems__` does more than to ask for one sample after the other, as a `Subset`'s does by itself."""
-    while type(dataset) is Subset:
+    # The Subset of torch 2.0 has no `__getitems__`, whatever its dataset has.
+    while type(dataset) is Subset and hasattr(Subset, "__getitems__"):
         dataset = dataset.dataset
     return callable(getattr(dataset, "__getitems__", None))
 
