@@ -199,7 +199,9 @@ def tears(draw):
 
 
 def subsets(pending, draw):
-    """None, all, all but one, one alone, prefixes, pairs that are missing, and some at random."""
+    """Every subset of a few; of many none, all, all but one, one alone, prefixes, pairs that are missing, and some at random."""
+    if len(pending) <= 6:
+        return [kept for size in range(len(pending) + 1) for kept in combinations(pending, size)]
     chosen = [(), tuple(pending)]
     chosen += [tuple(other for other in pending if other != one) for one in pending]
     chosen += [(one,) for one in pending]
@@ -209,7 +211,7 @@ def subsets(pending, draw):
         tuple(other for other in pending if other not in pair)
         for pair in draw.sample(pairs, min(10, len(pairs)))
     ]
-    chosen += [tuple(one for one in pending if draw.random() < 0.5) for _ in range(10 if pending else 0)]
+    chosen += [tuple(one for one in pending if draw.random() < 0.5) for _ in range(40)]
     return list(dict.fromkeys(chosen))
 
 

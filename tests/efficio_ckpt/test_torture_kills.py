@@ -155,7 +155,7 @@ def sweep(case, mode, folder, points):
 def test_a_kill_at_some_call_of_each_kind_of_work_leaves_the_old_or_the_new_state(quick_path, mode):
     draw = random.Random(os.urandom(8))  # other points each time
     for case in CASES:
-        points = sorted(draw.sample(range(90), 7))
+        points = sorted(draw.sample(range(90), 4))
         kinds, _, failures = sweep(case, mode, quick_path / "sweep", points)
         assert failures == []
         assert kinds, case

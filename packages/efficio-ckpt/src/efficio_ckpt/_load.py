@@ -178,6 +178,8 @@ def prune(storage: StorageLike, *, keep: int) -> list[Checkpoint]:
         for name in expired(found, keep=keep, run_id=run_id):
             try:
                 place.remove(name)
+            except FileNotFoundError:
+                continue  # another process was faster
             except OSError as error:
                 raise CheckpointError(f"could not remove {name} of '{place.place}': {error}") from error
             removed.append(checkpoints[name])
