@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from typing import Any
 
 _SECONDS_WITHOUT_TERMINAL = 10.0  # a log file or a pipe gets a line now and then, not one an update
@@ -61,9 +62,7 @@ def _notebook_bar() -> Any:
     shell = ipython.get_ipython() if ipython is not None else None
     if shell is None or type(shell).__name__ != "ZMQInteractiveShell":
         return None
-    try:
-        import ipywidgets  # noqa: F401  without it tqdm's notebook bar prints a warning and fails
-    except ImportError:
+    if find_spec("ipywidgets") is None:  # without it tqdm's notebook bar prints a warning and fails
         return None
     from tqdm.notebook import tqdm
 
