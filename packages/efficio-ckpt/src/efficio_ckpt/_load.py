@@ -10,11 +10,11 @@ from torch import Tensor
 from ._checkpoint import Checkpoint, CheckpointError
 from ._json import from_json
 from ._leaf import MAX_DEPTH
-from ._manifest import FORMAT, MANIFEST, MAX_STATE_BYTES, STATE, Manifest, folder_step
+from ._manifest import FORMAT, MAX_STATE_BYTES, STATE, Manifest, folder_step
 from ._save import check_arguments, expired
 from ._shard import checked, read_shard
 from ._storage import Storage, StorageLike, open_storage
-from ._survey import Survey, is_io_damage, note_damage, survey
+from ._survey import Survey, is_gone, is_io_damage, note_damage, survey
 from ._tree import Tree, unflatten
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ def load_checkpoint(
             try:
                 return manifest.checkpoint, _read_tree(place, manifest, with_sha256=False)
             except ValueError as error:  # noqa: PERF203 - it goes on to the next
-                if _is_gone(place, manifest):
+                if is_gone(place, manifest.checkpoint.name):
                     vanished = True
                     break
                 _note(place, manifest, error)
@@ -145,7 +145,7 @@ def verify(storage: StorageLike) -> list[Checkpoint]:
         try:
             _read_tree(place, manifest, with_sha256=True)
         except ValueError as error:  # noqa: PERF203 - each is to be named
-            if _is_gone(place, manifest):
+            if is_gone(place, manifest.checkpoint.name):
                 continue
             _note(place, manifest, error)
             problems.append(str(error))
@@ -198,15 +198,6 @@ def _note(storage: Storage, manifest: Manifest, error: ValueError) -> None:
     # A file that could not be read this time may be whole.
     if not isinstance(error.__cause__, OSError):
         note_damage(storage, manifest.checkpoint.name, str(error))
-
-
-def _is_gone(storage: Storage, manifest: Manifest) -> bool:
-    try:
-        return MANIFEST not in storage.files(manifest.checkpoint.name)
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
 
 
 def _read_tree(storage: Storage, manifest: Manifest, *, with_sha256: bool) -> Tree:

@@ -147,7 +147,11 @@ def survey(storage: Storage) -> Survey:
                 continue
             _check_sizes(manifest, files)
         except ValueError as error:
-            damaged[folder] = f"{folder}/{error}"
+            # On a Drive files are emptied before they go, also under a reader that had opened them.
+            if is_gone(storage, folder):
+                attempts.append(folder)
+            else:
+                damaged[folder] = f"{folder}/{error}"
             continue
         good.append(manifest)
         if DAMAGE in files:
@@ -184,6 +188,21 @@ def sweep(storage: Storage, attempts: tuple[str, ...], *, now: float) -> None:
             continue
         except (OSError, ValueError) as error:
             logger.warning("could not remove the unfinished %s of '%s': %s", folder, storage.place, error)
+
+
+def is_gone(storage: Storage, folder: str) -> bool:
+    """Tell whether a checkpoint has been removed, or is being removed.
+
+    Args:
+        storage: Where.
+        folder: Of a checkpoint that had a manifest.
+    """
+    try:
+        return MANIFEST not in storage.files(folder)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
 
 
 def is_io_damage(error: OSError) -> bool:
