@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
+import torch.mps  # before torch 2.1 it is no attribute until it is imported
 
 _MASK = (1 << 64) - 1
 _GAMMA = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio, the increment of SplitMix64
@@ -56,8 +57,7 @@ def derive_seed(seed: int, *parts: int | str) -> int:
     """
     key = mix(seed + _GAMMA)
     for part in parts:
-        number = part if isinstance(part, int) else _number(part)
-        key = mix(key + (number + 1) * _GAMMA)
+        key = mix(key + ((part if isinstance(part, int) else _number(part)) + 1) * _GAMMA)
     return key
 
 
@@ -85,6 +85,7 @@ def seed_generators(key: int, *, device: torch.device | None = None) -> None:
 def _seed_device(key: int, device: torch.device) -> None:
     if device.type in ("cuda", "xpu"):
         backend = getattr(torch, device.type)
+        backend.init()  # before it there are no default generators; afterwards it costs nothing
         index = backend.current_device() if device.index is None else device.index
         backend.default_generators[index].manual_seed(key)
     elif device.type == "mps":

@@ -32,7 +32,7 @@ class Changes:
         self._handles: list[Any] = []
         self._known: set[int] = set()
         self._tensors: list[Tensor] = []
-        self._averages: list[Tensor] = []
+        self._statistics: list[Tensor] = []
         self._schedulers: list[Any] = []
         self._count_then = 0
 
@@ -68,7 +68,7 @@ class Changes:
             for group in thing.param_groups
             for parameter in group["params"]
         }
-        self._averages = [
+        self._tensors = self._statistics + [
             parameter
             for thing in objects.values()
             if isinstance(thing, nn.Module) and not any(id(p) in trained for p in thing.parameters())
@@ -79,7 +79,7 @@ class Changes:
         """Let go of everything."""
         while self._handles:
             self._handles.pop().remove()
-        for held in (self._tensors, self._averages, self._schedulers, self._known):
+        for held in (self._tensors, self._statistics, self._schedulers, self._known):
             held.clear()
 
     def _watch(self, thing: Any) -> None:
@@ -90,7 +90,7 @@ class Changes:
         elif isinstance(thing, nn.Module):
             for module in thing.modules():
                 if isinstance(module, _BatchNorm) and module.num_batches_tracked is not None:
-                    self._tensors.append(module.num_batches_tracked)
+                    self._statistics.append(module.num_batches_tracked)
                 elif (
                     module._buffers.keys() - module._non_persistent_buffers_set
                 ):  # others are in no checkpoint
@@ -99,9 +99,10 @@ class Changes:
             self.is_certain = False
 
     def _count(self) -> int:
-        count = sum(tensor._version for tensor in self._tensors) + sum(
-            tensor._version for tensor in self._averages
-        )
+        # Runs at each turn of a loop: most models have nothing to count, or some tens of tensors.
+        count = 0
+        for tensor in self._tensors:
+            count += tensor._version
         for scheduler in self._schedulers:
             count += getattr(
                 scheduler, "last_epoch", 0
