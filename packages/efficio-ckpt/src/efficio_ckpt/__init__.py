@@ -1,6 +1,8 @@
 """Checkpoints that survive the machine: atomic, verified, in the background, without pickle."""
 
 from ._checkpoint import Checkpoint, CheckpointError
+from ._copy import copy_checkpoint
+from ._inventory import Inventory, remove_checkpoint, take_inventory
 from ._load import list_checkpoints, load_checkpoint, load_state, prune, verify
 from ._rng import rng_state, set_rng_state
 from ._save import save_state
@@ -11,21 +13,25 @@ from ._storage import Storage, open_storage
 __all__ = [
     "Checkpoint",
     "CheckpointError",
+    "Inventory",
     "Placed",
     "Saver",
     "SaverStatus",
     "Storage",
     "background_saver",
+    "copy_checkpoint",
     "list_checkpoints",
     "load_checkpoint",
     "load_state",
     "open_storage",
     "prune",
     "put_snapshot",
+    "remove_checkpoint",
     "rng_state",
     "save_state",
     "set_rng_state",
     "snapshot_tree",
+    "take_inventory",
     "take_snapshot",
     "verify",
 ]

@@ -6,7 +6,7 @@ import hashlib
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ._checkpoint import Checkpoint
@@ -37,11 +37,13 @@ class Manifest:
         checkpoint: What callers are told.
         serial: Rises by one with each save in a storage, whatever the clock and the steps do.
         files: Digest of each data file.
+        writer: Versions and platform of who wrote it, as far as it says.
     """
 
     checkpoint: Checkpoint
     serial: int
     files: dict[str, FileDigest]
+    writer: dict[str, Any] = field(default_factory=dict)
 
 
 def folder_name(step: int, token: str) -> str:
@@ -105,7 +107,7 @@ def check_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return copy
 
 
-def write_manifest(manifest: Manifest, *, writer: Mapping[str, str]) -> bytes:
+def write_manifest(manifest: Manifest, *, writer: Mapping[str, Any]) -> bytes:
     """Return the text of a manifest, its own digest inside.
 
     Args:
@@ -176,7 +178,8 @@ def read_manifest(data: bytes, *, folder: str) -> Manifest:
         raise ValueError(f"it names {strange[0]!r:.80}" if strange else f"it names no {STATE}")
     if files[STATE].size > MAX_STATE_BYTES:
         raise ValueError(f"its {STATE} has {files[STATE].size} bytes, over the limit of {MAX_STATE_BYTES}")
-    return Manifest(checkpoint, serial, files)
+    writer = content.get("writer")
+    return Manifest(checkpoint, serial, files, writer if isinstance(writer, dict) else {})
 
 
 def _natural(value: Any, *, limit: int = 2**62) -> int:

@@ -224,8 +224,8 @@ def write_checkpoint(
         )
     except BaseException as error:
         # Ctrl-C may come when the checkpoint stands already and others have been removed for it.
-        if not committing or isinstance(error, OSError) or not _is_committed(storage, folder):
-            _discard(storage, folder)
+        if not committing or isinstance(error, OSError) or not is_committed(storage, folder):
+            discard(storage, folder)
         if not isinstance(error, (OSError, RuntimeError)) or isinstance(error, CheckpointError):
             raise
         raise _failure(storage, step, error, needed=needed) from error
@@ -245,7 +245,13 @@ def _on_cpu(source: Tensor) -> Tensor:
     return source.to("cpu", memory_format=torch.contiguous_format).contiguous()
 
 
-def _is_committed(storage: Storage, folder: str) -> bool:
+def is_committed(storage: Storage, folder: str) -> bool:
+    """Tell whether an attempt counts; True as well when that cannot be asked.
+
+    Args:
+        storage: Where.
+        folder: Of the attempt.
+    """
     try:
         return MANIFEST in storage.files(folder)
     except FileNotFoundError:
@@ -254,7 +260,13 @@ def _is_committed(storage: Storage, folder: str) -> bool:
         return True
 
 
-def _discard(storage: Storage, folder: str) -> None:
+def discard(storage: Storage, folder: str) -> None:
+    """Remove an attempt that failed; what cannot be removed is logged, and swept away by a later save.
+
+    Args:
+        storage: Where.
+        folder: Of the attempt.
+    """
     try:
         storage.remove(folder)
     except FileNotFoundError:
