@@ -153,6 +153,24 @@ def test_parameters_outside_all_modules_come_back_with_their_values_and_are_told
     assert placed.by_place == ("optimizer: @0.0",)
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_training_after_a_load_does_not_count_the_steps_of_the_snapshot(device):
+    layer = nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(layer.parameters())
+    for _ in range(3):
+        layer(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    snapshot = take_snapshot({"o": optimizer})
+    elsewhere = nn.Linear(
+        2, 2, device=device
+    )  # torch keeps the counters on the CPU, wherever the parameters are
+    fresh = torch.optim.AdamW(elsewhere.parameters())
+    put_snapshot(snapshot, {"o": fresh})
+    for state in fresh.state.values():
+        state["step"] += 1
+    assert [float(state["step"]) for state in snapshot["o"]["state"].values()] == [3.0, 3.0]
+
+
 @pytest.mark.parametrize("step", [7, torch.tensor(7.0)], ids=["int", "tensor"])
 def test_step_counters_become_what_adam_expects(step):
     layer = nn.Linear(2, 2).to(torch.bfloat16)

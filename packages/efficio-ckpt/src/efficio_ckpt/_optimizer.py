@@ -179,7 +179,10 @@ def _owned(value: Any, device: torch.device) -> Any:
     if isinstance(value, Tensor):
         return value.clone() if device.type == "cpu" else value
     if isinstance(value, dict):
-        return {key: _owned(item, device) for key, item in value.items()}
+        # torch leaves the counter of steps where it is, on the CPU, for parameters on any device.
+        return {
+            key: _owned(item, torch.device("cpu") if key == "step" else device) for key, item in value.items()
+        }
     if isinstance(value, (list, tuple)):
         return type(value)(_owned(item, device) for item in value)
     return value

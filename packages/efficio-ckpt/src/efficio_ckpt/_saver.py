@@ -136,6 +136,10 @@ class Saver:
             pool, self._pool = self._pool, []
             try:
                 staged = stage(flatten(tree), pool)
+            except CheckpointError:
+                raise
+            except RuntimeError as error:  # of CUDA, which may be out of memory
+                raise _failure(self._storage, step, error) from error
             finally:
                 self._pool = pool
             self._join()

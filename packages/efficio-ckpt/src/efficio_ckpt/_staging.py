@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ._checkpoint import CheckpointError
+from ._tensor import is_dense
 from ._tree import Flat
 
 logger = logging.getLogger(__name__)
@@ -25,7 +27,7 @@ class Staged:
     """A flattened tree whose tensors are copies.
 
     Args:
-        flat: Its sources lie one after the other in one buffer, contiguous, on the CPU.
+        flat: Its sources lie one after the other in one buffer on the CPU, with the strides that they had where those are dense.
         wait: Returns when all copies are complete.
     """
 
@@ -69,20 +71,21 @@ def stage(flat: Flat, pool: list[Tensor]) -> Staged:
         pool.append(_new_buffer(starts[-1], pinned=bool(devices)))
     buffer = pool[0]
     copies = tuple(
-        buffer[start : start + source.numel() * source.element_size()].view(source.dtype).view(source.shape)
+        _laid_out_like(source, buffer[start : start + source.numel() * source.element_size()])
         for start, source in zip(starts, flat.sources, strict=False)
     )
     events = []
     for device in devices:
         here = torch.cuda.current_stream(device)
-        aside = torch.cuda.Stream(device=device)  # type: ignore[no-untyped-call]
+        aside = _copy_stream(device)
         aside.wait_stream(here)
         with torch.cuda.stream(aside):
             for copy, source in zip(copies, flat.sources, strict=True):
                 if source.device == device:
                     copy.copy_(source, non_blocking=True)
                     source.record_stream(aside)
-        events.append(aside.record_event())
+        # The thread that writes sleeps until it is reached; it would spin on a CPU that the loader needs.
+        events.append(aside.record_event(torch.cuda.Event(blocking=True)))  # type: ignore[no-untyped-call]
         here.wait_event(events[-1])
     for copy, source in zip(copies, flat.sources, strict=True):
         if source.device not in devices:
@@ -93,6 +96,23 @@ def stage(flat: Flat, pool: list[Tensor]) -> Staged:
             event.synchronize()
 
     return Staged(replace(flat, sources=copies), wait)
+
+
+def _laid_out_like(source: Tensor, memory: Tensor) -> Tensor:
+    """View memory as a tensor of the source's dtype, shape and, where they are dense, strides.
+
+    A copy from a GPU between unlike strides first takes memory there, which a full GPU does not have.
+    """
+    flat = memory.view(source.dtype)
+    if is_dense(source.shape, source.stride()):
+        return flat.as_strided(source.shape, source.stride())
+    return flat.view(source.shape)
+
+
+@functools.cache
+def _copy_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream for copies from a card, one for life: the copies of two saves into one buffer stay in order."""
+    return torch.cuda.Stream(device=device)  # type: ignore[no-untyped-call]
 
 
 def _new_buffer(size: int, *, pinned: bool) -> Tensor:
