@@ -59,3 +59,14 @@ def test_keys_are_the_same_for_ever():
 
 
 GOLDEN = 2000326604356408920
+
+
+def test_the_generators_of_a_backend_that_is_not_in_use_yet_are_made_first(monkeypatch):
+    made = torch.Generator()
+    monkeypatch.setattr(torch.cuda, "default_generators", ())
+    monkeypatch.setattr(
+        torch.cuda, "init", lambda: monkeypatch.setattr(torch.cuda, "default_generators", (made,))
+    )
+    with isolated_generators():
+        seed_generators(7, device=torch.device("cuda:0"))
+    assert made.initial_seed() == 7

@@ -381,3 +381,13 @@ def test_epochs_of_prefetch_reuse_one_stream_and_its_memory():
         torch.cuda.synchronize()
         reserved.append(torch.cuda.memory_reserved())
     assert reserved[-1] == reserved[1]
+
+
+@gpu
+@needs_cuda
+def test_sparse_and_nested_batches_come_ahead_to_the_gpu():
+    dense = torch.eye(4)
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    for sparse, parts in prefetch([(dense.to_sparse(), nested)] * 4, "cuda"):
+        assert torch.equal(sparse.to_dense().cpu(), dense)
+        assert [len(part) for part in parts.unbind()] == [2, 3]

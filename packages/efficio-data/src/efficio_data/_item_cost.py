@@ -25,12 +25,14 @@ class ItemCost:
         batch_size: Samples in the batch.
         batch_bytes: Bytes of its tensors and arrays.
         trouble: Why nothing could be measured, in plain words; empty when something was, or nothing was tried.
+        pinnable: Whether a batch was seen, and its tensors are such as every torch can pin.
     """
 
     item_seconds: float | None = None
     batch_size: int = 1
     batch_bytes: int = 0
     trouble: str = ""
+    pinnable: bool = False
 
 
 def measure_items(loader: DataLoader[Any], *, seconds: float = 1.0) -> ItemCost:
@@ -62,7 +64,7 @@ def time_batch(loader: DataLoader[Any], *, seconds: float, clock: Callable[[], f
 
     Args:
         loader: Its sampler is begun and its dataset is read.
-        seconds: No further sample is fetched after this time; then the batch is not collated, and its bytes are estimated.
+        seconds: No further sample is fetched after this time; then what there is is collated, and the bytes are estimated.
         clock: A monotonic clock in seconds.
     """
     batched = loader.batch_sampler is not None
@@ -94,14 +96,15 @@ def time_batch(loader: DataLoader[Any], *, seconds: float, clock: Callable[[], f
                 break
         made, spent = len(items) - 1, clock() - warmed
     item_seconds = spent / made
-    if len(items) < len(indices):
-        return ItemCost(item_seconds, len(indices), _size_bytes(items) * len(indices) // len(items))
     begun = clock()
     batch = loader.collate_fn(items if batched else items[0])
-    item_seconds += (clock() - begun) / len(indices)
-    if any(isinstance(leaf, torch.Tensor) and not leaf.is_cpu for leaf in leaves(batch)):
+    item_seconds += (clock() - begun) / len(items)
+    tensors = [leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor)]
+    if not all(tensor.is_cpu for tensor in tensors):
         return ItemCost(trouble="its batches are on a device already, which workers cannot share")
-    return ItemCost(item_seconds, len(indices), _size_bytes(batch))
+    pinnable = all(tensor.layout is torch.strided and not tensor.is_nested for tensor in tensors)
+    batch_bytes = _size_bytes(batch) * len(indices) // len(items)
+    return ItemCost(item_seconds, len(indices), batch_bytes, pinnable=pinnable)
 
 
 def _size_bytes(batch: Any) -> int:

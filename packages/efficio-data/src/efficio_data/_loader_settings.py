@@ -79,7 +79,7 @@ def loader_settings(
         iterable: The dataset is an `IterableDataset`.
         in_memory: The dataset only indexes tensors.
         owns_generator: The dataset holds a random generator that nobody rekeys: each worker would get the same copy.
-        pinnable: The batches are on the CPU.
+        pinnable: The batches are on the CPU for certain, in dense tensors.
         trouble: Why no sample could be made in a process like a worker; empty if it could.
         unpicklable: What of the loader cannot be pickled, and why; empty if all can, or nobody looked.
         item_seconds: Seconds that one sample takes in one process; None if unknown.
@@ -228,11 +228,12 @@ def measure_loader(
     dataset: Any = loader.dataset
     iterable, in_memory = isinstance(dataset, IterableDataset), observed.is_in_memory(dataset)
     start_method = observed.start_method(loader)
-    cost = ItemCost()
+    cost, pinnable = ItemCost(), observed.collates_on_cpu(loader)
     if not observed.may_start_processes():
         cost = ItemCost(trouble="this process is a worker itself, and may not start others")
     elif sys.platform.startswith("linux") and not iterable and not (in_memory and not loader.num_workers):
         cost = measure_items(loader, seconds=seconds)
+        pinnable = cost.pinnable
     try:
         batch_count = None if iterable else len(loader)
     except TypeError:  # a sampler without a length
@@ -248,7 +249,7 @@ def measure_loader(
         iterable=iterable,
         in_memory=in_memory,
         owns_generator=not rekeyed and bool(find_generators(dataset)),
-        pinnable=loader.pin_memory or not (cost.trouble or observed.holds_cuda(dataset)),
+        pinnable=loader.pin_memory or pinnable,
         trouble=cost.trouble,
         unpicklable=observed.unpicklable_part(loader)
         if loader.num_workers and start_method != "fork"

@@ -146,7 +146,13 @@ def _handed_over(waiting: deque[tuple[Any, torch.cuda.Event]], current: torch.cu
     batch, copied = waiting.popleft()
     current.wait_event(copied)
     for leaf in leaves(batch):
-        if isinstance(leaf, torch.Tensor) and leaf.is_cuda:
+        # Sparse and nested tensors cannot be recorded; the waiting of the side stream protects them, as it does opaque objects.
+        if (
+            isinstance(leaf, torch.Tensor)
+            and leaf.is_cuda
+            and leaf.layout is torch.strided
+            and not leaf.is_nested
+        ):
             leaf.record_stream(current)
     return batch
 

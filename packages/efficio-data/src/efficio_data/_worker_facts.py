@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Subset, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset, default_collate, default_convert
 
 
 def cpu_count() -> int:
@@ -43,6 +43,14 @@ def shm_free_bytes() -> int | None:
 def is_in_memory(dataset: Any) -> bool:
     """Whether a dataset, or the one it is a subset of, does nothing but index tensors."""
     return isinstance(_whole(dataset), TensorDataset)
+
+
+def collates_on_cpu(loader: DataLoader[Any]) -> bool:
+    """Whether batches that nobody has seen are on the CPU for certain: torch refuses to pin others, in the middle of an epoch."""
+    if loader.num_workers > 0:
+        return not holds_cuda(loader.dataset)
+    plain = loader.collate_fn in (default_collate, default_convert)
+    return is_in_memory(loader.dataset) and plain and not holds_cuda(loader.dataset)
 
 
 def holds_cuda(dataset: Any) -> bool:
