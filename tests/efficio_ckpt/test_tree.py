@@ -127,7 +127,7 @@ UNSTORABLE = {
     "masked array": np.ma.masked_array([1]),
     "sparse": torch.eye(2).to_sparse(),
     "meta": torch.empty(2, device="meta"),
-    "uninitialised": torch.nn.LazyLinear(2).weight,
+    "uninitialised": torch.nn.parameter.UninitializedParameter(),
     "generator": torch.Generator(),
 }
 

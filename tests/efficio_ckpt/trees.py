@@ -7,7 +7,9 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2]
+FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+# from torch 2.1 on
+EIGHT_BIT = [getattr(torch, name) for name in ("float8_e4m3fn", "float8_e5m2") if hasattr(torch, name)]
 ODD_FLOATS = [
     getattr(torch, name)
     for name in ("float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2")
@@ -16,7 +18,7 @@ ODD_FLOATS = [
 INTS = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 WIDE = [getattr(torch, name) for name in ("uint16", "uint32", "uint64") if hasattr(torch, name)]
 COMPLEX = [torch.complex64, torch.complex128]
-DTYPES = [*FLOATS, *ODD_FLOATS, *INTS, *WIDE, *COMPLEX]
+DTYPES = [*FLOATS, *EIGHT_BIT, *ODD_FLOATS, *INTS, *WIDE, *COMPLEX]
 
 
 def bits(tensor):
