@@ -346,6 +346,13 @@ def test_importing_imports_neither_torch_nor_nvml_and_starts_nothing():
     assert done.stdout == "[] 1\n"
 
 
+def test_identities_as_bytes_are_understood(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", FakeTorch("aa"))
+    nvml = FakeNVML(b"GPU-bb", b"GPU-aa")
+    samples_of(nvml)
+    assert set(nvml.reads) == {"card 1"}
+
+
 @pytest.mark.gpu
 def test_a_real_gpu_is_sampled_with_its_memory(monkeypatch):
     monkeypatch.undo()

@@ -143,6 +143,8 @@ def _card_by_uuid(nvml: Any, beginning: str, count: int) -> Any:
     for index in range(count):
         handle = query(nvml, nvml.nvmlDeviceGetHandleByIndex, index)
         uuid = None if handle is None else query(nvml, nvml.nvmlDeviceGetUUID, handle)
+        if isinstance(uuid, bytes):  # of the older package of the same name
+            uuid = uuid.decode()
         if uuid is not None and uuid.startswith(beginning):
             return handle
     return None
