@@ -250,3 +250,37 @@ def test_the_epoch_can_be_read_in_the_body_and_steps_are_counted_over_sessions(t
     assert epochs == [0] * 16 + [1] * 16
     assert run.step_count == 32
     assert run.finished
+
+
+@pytest.mark.skipif(not hasattr(torch.amp, "GradScaler"), reason="no loss scaling on a CPU before torch 2.3")
+def test_a_loop_that_is_left_after_a_skipped_step_does_not_skip_it_twice(tmp_path):
+    factors = [torch.tensor(1.0), torch.tensor(float("inf")), torch.tensor(2.0)]
+
+    def go(folder, leave):
+        run, model = slope_run(folder, precision="fp16")
+        for factor in run.loop(factors, 1):
+            run.backward(model() * factor)
+            if not run.step() and leave:
+                break
+        return model.weight.item(), run._scaler.get_scale(), run.report().skipped_steps
+
+    whole = go(tmp_path / "whole", leave=False)
+    go(tmp_path / "parts", leave=True)
+    assert go(tmp_path / "parts", leave=False) == whole
+
+
+def test_an_error_of_the_gpu_is_told_although_nothing_can_be_saved_after_it(tmp_path, monkeypatch):
+    run, _ = slope_run(tmp_path)
+
+    def broken():
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    def train():
+        for number, _ in enumerate(run.loop(numbers(), 1)):
+            if number == 2:
+                monkeypatch.setattr(run._scaler, "state_dict", broken)
+                raise IndexError("the error itself")
+
+    with pytest.raises(IndexError, match="the error itself"):
+        train()
+    assert "saving there failed: CUDA error" in " ".join(run.report().notes)

@@ -51,6 +51,10 @@ class Changes:
         self._flag = False
         self._count_then = self._count()
 
+    def mark(self) -> None:
+        """Take it that something has moved that gives no sign, such as the loss scale when it skips a step."""
+        self._flag = True
+
     def watch(self, objects: Mapping[str, Any]) -> None:
         """Watch objects, each once.
 

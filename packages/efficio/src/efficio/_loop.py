@@ -78,7 +78,8 @@ class Loop:
             backends = stack.enter_context(tuned_backends(self.policy, benchmark=benchmark))
             if self.device.type == "cuda":
                 stack.callback(lambda: self.notes.use(backends.note))
-            stack.enter_context(sample_gpu(self.samples))
+            card = torch.cuda.current_device() if self.device.type == "cuda" else 0
+            stack.enter_context(sample_gpu(self.samples, device=card))
             if position.epoch >= self.epochs:
                 self.session.save(wait=True)  # nothing new, unless the last save had failed
                 self.live.complete.add(self.name)
@@ -251,7 +252,9 @@ class Loop:
             return False
         try:
             self.session.save(wait=True)
-        except CheckpointError as failed:
+        except (
+            RuntimeError
+        ) as failed:  # CheckpointError is one; others are of a GPU that does nothing any more after the error
             self.notes.tell(f"the loop was left, and saving there failed: {failed}")
         return False
 

@@ -275,6 +275,7 @@ class Run:
         self._scaler.update()
         if not stepped:
             live.skipped += 1
+            self._session.changes.mark()  # the loss scale has moved, and no optimizer with it
             return False
         live.step += 1
         self._schedulers.step("step", optimizers)
