@@ -49,7 +49,7 @@ class Run:
     Args:
         budget: Time from here on, such as `"2h"` or `"11h30m"`, or seconds; None for no limit. The loop stops and saves before
             it is up. Each Run has its own, which all of its loops share: a cell that is run again begins a new one.
-        storage: A folder (a mounted Drive is one) or an fsspec URL.
+        storage: A folder (a mounted Drive is one), `hf://user/repository`, or another URL of fsspec.
         checkpoint_mode: `"exact"` keeps every bit.
         save_every: A number of optimizer steps, or a duration such as `"10m"`.
         keep: How many checkpoints stay.
