@@ -9,7 +9,7 @@ from torch import nn
 import efficio
 
 needs_cpu_scaler = pytest.mark.skipif(
-    not hasattr(torch.amp, "GradScaler"), reason="this torch scales losses on CUDA only"
+    not hasattr(torch.amp, "GradScaler"), reason="torch scales losses on a CPU from version 2.3 on"
 )
 
 

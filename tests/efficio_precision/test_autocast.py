@@ -27,7 +27,7 @@ def test_fp32_changes_nothing_and_shares_one_object(fp32):
         pytest.param(
             torch.float16,
             marks=pytest.mark.skipif(
-                torch.__version__ < "2.3", reason="this torch has no fp16 autocast on a CPU"
+                torch.__version__ < "2.3", reason="torch has fp16 autocast on a CPU from version 2.3 on"
             ),
         ),
     ],

@@ -127,6 +127,27 @@ def test_benchmark_false_keeps_it_off_and_true_is_taken_on_any_device(gpu, fp32)
     assert cudnn.benchmark
 
 
+@pytest.mark.parametrize(
+    ("capability", "precision", "tf32"),
+    [((8, 0), "fp32", False), ((8, 0), "auto", True), ((7, 5), "fp32", True)],
+    ids=["real-fp32", "bf16", "card-without-tf32"],
+)
+def test_convolutions_round_to_tf32_only_where_that_is_not_ruled_out(capability, precision, tf32):
+    policy = precision_policy(Device("cuda", "a card", capability, capability >= (8, 0)), precision)
+    assert cudnn.allow_tf32  # torch's default
+    with tuned_backends(policy) as tuned:
+        assert cudnn.allow_tf32 is tf32
+        assert ("no TF32 in convolutions" in tuned.note) is not tf32
+    assert cudnn.allow_tf32
+
+
+def test_a_tf32_in_convolutions_that_is_off_stays_off(monkeypatch):
+    monkeypatch.setattr(cudnn, "allow_tf32", False)
+    with tuned_backends(precision_policy(Device("cuda", "A100", (8, 0), True), "fp32")) as tuned:
+        assert "convolutions" not in tuned.note
+    assert not cudnn.allow_tf32
+
+
 def test_tf32_is_allowed_inside_where_the_policy_says_so(gpu):
     a100 = precision_policy(Device("cuda", "NVIDIA A100", (8, 0), bf16=True))
     with tuned_backends(a100) as tuned:
@@ -148,7 +169,7 @@ def test_a_matmul_precision_of_the_user_stays(t4):
     assert torch.get_float32_matmul_precision() == "medium"
 
 
-@pytest.mark.skipif(torch.__version__ < "2.9", reason="this torch has one interface only")
+@pytest.mark.skipif(torch.__version__ < "2.9", reason="torch has fp32_precision from version 2.9 on")
 def test_a_precision_set_through_the_newer_attributes_is_not_mixed_with(t4):
     matmul = torch.backends.cuda.matmul
     before = matmul.fp32_precision

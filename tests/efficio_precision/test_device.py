@@ -117,7 +117,7 @@ def test_rocm_without_kernels_names_its_architecture(fake_cuda):
         detect_device()
 
 
-@pytest.mark.skipif(not hasattr(torch, "xpu"), reason="this torch knows no XPU")
+@pytest.mark.skipif(not hasattr(torch, "xpu"), reason=f"torch {torch.__version__} knows no XPU")
 @pytest.mark.parametrize("bf16", [True, False])
 def test_xpu_bf16_is_what_the_hardware_converts(monkeypatch, bf16):
     ones = torch.ones

@@ -15,7 +15,7 @@ def fused(parameters):
     try:
         return torch.optim.AdamW(parameters, lr=0.1, fused=True)
     except RuntimeError:  # no fused optimizers on a CPU before torch 2.4
-        pytest.skip("this torch has no fused optimizer for a CPU")
+        pytest.skip("torch has fused optimizers for a CPU from version 2.4 on")
 
 
 OPTIMIZERS = [pytest.param(SGD, id="sgd"), pytest.param(ADAMW, id="adamw"), pytest.param(fused, id="fused")]
@@ -398,7 +398,9 @@ def test_a_group_dropped_after_a_failed_step_can_be_done_again(scaler):
     assert abs(p.item() - -0.99999964) <= 1e-6
 
 
-@pytest.mark.skipif(not hasattr(torch.amp, "GradScaler"), reason="this torch scales losses on CUDA only")
+@pytest.mark.skipif(
+    not hasattr(torch.amp, "GradScaler"), reason="torch scales losses on a CPU from version 2.3 on"
+)
 def test_torchs_own_scaler_can_be_given_too():
     p = parameter(1.0)
     optimizer = torch.optim.SGD([p], lr=1.0)
