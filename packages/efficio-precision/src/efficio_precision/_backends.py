@@ -71,7 +71,8 @@ def tuned_backends(
     set it. The switches are global to the process.
 
     Args:
-        policy: cudnn.benchmark is for NVIDIA cards only; `policy.tf32` allows TF32 in float32 matmuls.
+        policy: cudnn.benchmark is for NVIDIA cards only; `policy.tf32` allows TF32 in float32 matmuls. Without it, a policy of
+            float32 takes TF32 out of convolutions too, where torch has it on.
         benchmark: None lets this function decide; False leaves cudnn.benchmark off, as an exact
             repetition needs it: the algorithms that it picks depend on measured times.
         max_shapes: With more input shapes than these, cudnn.benchmark is switched off (see `observe`).
@@ -87,19 +88,39 @@ def tuned_backends(
     cudnn = torch.backends.cudnn
     ours = _wants_benchmark(policy) if benchmark is None else benchmark and not cudnn.benchmark
     precision = _changeable_matmul_precision() if policy.tf32 else None
+    exact = _rounds_convolutions(policy)
     changes = ["cudnn.benchmark on"] * ours + ["TF32 in float32 matmuls"] * (precision is not None)
+    changes += ["no TF32 in convolutions"] * exact
     tuned = TunedBackends(benchmark=ours, max_shapes=max_shapes, note=", ".join(changes) or "nothing changed")
     try:
         if ours:
             cudnn.benchmark = True
         if precision is not None:
             torch.set_float32_matmul_precision("high")
+        if exact:
+            cudnn.allow_tf32 = False
         yield tuned
     finally:
         if tuned._benchmark and cudnn.benchmark:
             cudnn.benchmark = False
         if precision is not None and _matmul_precision() == "high":
             torch.set_float32_matmul_precision(precision)
+        if exact and _convolutions_in_tf32() is False:
+            cudnn.allow_tf32 = True
+
+
+def _rounds_convolutions(policy: Policy) -> bool:
+    """Whether torch would compute convolutions in TF32 on a card that is to compute in float32."""
+    capability = policy.device.capability
+    able = policy.device.type == "cuda" and capability is not None and capability >= (8, 0)
+    return able and policy.dtype is torch.float32 and not policy.tf32 and _convolutions_in_tf32() is True
+
+
+def _convolutions_in_tf32() -> bool | None:
+    try:
+        return bool(torch.backends.cudnn.allow_tf32)
+    except RuntimeError:  # convolutions and RNNs were set apart through the newer attributes
+        return None
 
 
 def _wants_benchmark(policy: Policy) -> bool:

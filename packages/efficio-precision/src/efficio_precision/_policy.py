@@ -51,7 +51,7 @@ def precision_policy(
 
     Pure for a `Device`. The automatic choice is fp16 with loss scaling on NVIDIA cards before
     Ampere, bf16 on everything that computes it itself, and fp32 on CPU and MPS. A precision that
-    is named is taken, and `reason` says what it costs. A named fp32 is real float32: TF32 stays off.
+    is named is taken, and `reason` says what it costs. A named fp32 is real float32: `tuned_backends` keeps TF32 off.
 
     Args:
         device: A `Device`; a name or None is given to `detect_device` first.
