@@ -6,7 +6,7 @@ import torch
 from torch.utils.data import Subset
 
 from efficio_data import GPULoader, Position, resumable
-from efficio_data._gpu_loader import _refuse_too_large
+from efficio_data._gpu_loader import _free_bytes, _refuse_too_large
 
 
 class Held:
@@ -158,6 +158,13 @@ def test_what_takes_over_thirty_percent_of_free_memory_is_refused():
     _refuse_too_large(10**15, None, torch.device("cpu"))
     with pytest.raises(MemoryError, match="over 30% of"):
         _refuse_too_large(301, 1000, torch.device("cpu"))
+
+
+def test_memory_that_torch_keeps_for_later_counts_as_free(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100, 1000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 700)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 50)
+    assert _free_bytes(torch.device("cuda", 0)) == 100 + 700 - 50
 
 
 @pytest.mark.gpu

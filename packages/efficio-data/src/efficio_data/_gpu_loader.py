@@ -206,7 +206,10 @@ def _moved_bytes(target: torch.device, *tensors: torch.Tensor) -> int:
 def _free_bytes(target: torch.device) -> int | None:
     """Free memory of a device, None where the platform does not tell."""
     if target.type == "cuda":
-        return torch.cuda.mem_get_info(target)[0]
+        cached = torch.cuda.memory_reserved(target) - torch.cuda.memory_allocated(target)
+        return (
+            torch.cuda.mem_get_info(target)[0] + cached
+        )  # torch keeps what was freed, and gives it back when it is short
     names = getattr(os, "sysconf_names", {})
     if target.type == "cpu" and "SC_AVPHYS_PAGES" in names:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
