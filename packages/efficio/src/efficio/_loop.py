@@ -252,9 +252,8 @@ class Loop:
             return False
         try:
             self.session.save(wait=True)
-        except (
-            RuntimeError
-        ) as failed:  # CheckpointError is one; others are of a GPU that does nothing any more after the error
+        except RuntimeError as failed:
+            # A CheckpointError is one; others come from a GPU that does nothing any more after the error.
             self.notes.tell(f"the loop was left, and saving there failed: {failed}")
         return False
 
