@@ -4,6 +4,7 @@ import os
 import pytest
 import torch
 
+from efficio import Run
 from efficio._determinism import deterministic_kernels
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
@@ -38,6 +39,19 @@ def test_on_sets_every_switch(monkeypatch):
     monkeypatch.delenv(WORKSPACE, raising=False)
     with deterministic_kernels(True):
         assert switches() == (True, False, True, False, ":4096:8")
+
+
+@pytest.mark.parametrize(
+    ("on", "chosen", "then"),
+    [(True, None, ":4096:8"), (True, ":16:8", ":16:8"), (False, None, None)],
+    ids=str,
+)
+def test_a_run_chooses_the_workspace_before_anything_is_computed(monkeypatch, tmp_path, on, chosen, then):
+    monkeypatch.setenv(WORKSPACE, chosen or "")
+    if chosen is None:
+        monkeypatch.delenv(WORKSPACE)
+    Run(storage=tmp_path, deterministic=on, progress=False)
+    assert os.environ.get(WORKSPACE) == then
 
 
 @pytest.mark.parametrize("workspace", [None, ":16:8"], ids=str)

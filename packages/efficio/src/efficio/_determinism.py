@@ -11,6 +11,19 @@ import torch
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 
+def reserve_workspace(on: bool) -> None:
+    """Choose cuBLAS's deterministic workspace for the process, unless one is chosen.
+
+    torch looks at the choice at the first matrix product of the process and never again: an evaluation before the first loop would
+    make each product in the loop raise.
+
+    Args:
+        on: False changes nothing.
+    """
+    if on:
+        os.environ.setdefault(_WORKSPACE, ":4096:8")
+
+
 @contextmanager
 def deterministic_kernels(on: bool) -> Iterator[None]:
     """Let torch use deterministic kernels only, and raise where there is none.
@@ -30,7 +43,7 @@ def deterministic_kernels(on: bool) -> Iterator[None]:
     cudnn = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
     workspace = os.environ.get(_WORKSPACE)
     try:
-        os.environ.setdefault(_WORKSPACE, ":4096:8")
+        reserve_workspace(on)
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
         torch.use_deterministic_algorithms(True)
         yield

@@ -29,6 +29,7 @@ from efficio_report import GPUSample, Report, Totals, collect_report, span
 
 from ._arguments import whole_number
 from ._console import Notes
+from ._determinism import reserve_workspace
 from ._fit import fit_notes, place_models
 from ._greeting import environment, greet
 from ._live import Live
@@ -59,6 +60,7 @@ class Run:
         scheduler_interval: `"step"` steps a prepared scheduler in `step`, `"epoch"` when an epoch ends, None never.
         margin: Part of the budget kept for the last save; None is ten minutes or a tenth, whichever is less.
         deterministic: Let torch use deterministic kernels only: bitwise the same run on the same kind of GPU, and slower.
+            Make the run before anything else computes on the GPU.
         progress: Whether to show a progress bar.
         clock: Seconds from any origin, never going back.
 
@@ -96,6 +98,7 @@ class Run:
         self._schedulers = Schedulers(scheduler_interval, tell=self._notes.tell)
         self._accumulated = whole_number("grad_accum_steps", grad_accum_steps, at_least=1)
         self._deterministic = deterministic
+        reserve_workspace(deterministic)
         self._shown = progress
         self.policy = precision_policy(precision=precision)
         self.device = torch.device(self.policy.device.type)
