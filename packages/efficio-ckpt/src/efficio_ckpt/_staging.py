@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -49,6 +50,23 @@ def offsets(sizes: list[int], *, alignment: int = _ALIGNMENT) -> list[int]:
     return list(accumulate((size + -size % alignment for size in sizes), initial=0))
 
 
+def is_pinnable(size: int, *, free_bytes: int | None) -> bool:
+    """Tell whether a buffer may be of pinned memory, of which torch takes a whole power of two and gives none back.
+
+    Into other memory a GPU copies as well, but the caller waits for it.
+
+    Args:
+        size: Bytes of the buffer.
+        free_bytes: Free memory of the machine; None where that is not known.
+
+    Example:
+        >>> is_pinnable(2**30, free_bytes=2**31), is_pinnable(2**30 + 1, free_bytes=2**31)
+        (True, False)
+    """
+    taken = 1 << max(size - 1, 0).bit_length()
+    return free_bytes is None or 2 * taken <= free_bytes
+
+
 def stage(flat: Flat, pool: list[Tensor]) -> Staged:
     """Copy the tensors of a flattened tree into a buffer.
 
@@ -65,10 +83,11 @@ def stage(flat: Flat, pool: list[Tensor]) -> Staged:
     """
     starts = offsets([source.numel() * source.element_size() for source in flat.sources])
     devices = {source.device for source in flat.sources if source.device.type == "cuda"}
-    if pool and (pool[0].numel() < starts[-1] or (devices and not pool[0].is_pinned())):
+    pinned = bool(devices) and is_pinnable(starts[-1], free_bytes=_free_bytes())
+    if pool and (pool[0].numel() < starts[-1] or (pinned and not pool[0].is_pinned())):
         pool.clear()
     if not pool:
-        pool.append(_new_buffer(starts[-1], pinned=bool(devices)))
+        pool.append(_new_buffer(starts[-1], pinned=pinned))
     buffer = pool[0]
     copies = tuple(
         _laid_out_like(source, buffer[start : start + source.numel() * source.element_size()])
@@ -113,6 +132,13 @@ def _laid_out_like(source: Tensor, memory: Tensor) -> Tensor:
 def _copy_stream(device: torch.device) -> torch.cuda.Stream:
     """The stream for copies from a card, one for life: the copies of two saves into one buffer stay in order."""
     return torch.cuda.Stream(device=device)  # type: ignore[no-untyped-call]
+
+
+def _free_bytes() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # Windows has no sysconf, macOS lacks the name
+        return None
 
 
 def _new_buffer(size: int, *, pinned: bool) -> Tensor:
