@@ -172,6 +172,15 @@ def test_a_norm_that_is_none_is_an_error(no_scaler, max_norm):
         clip_grad_norm([p], max_norm, optimizer=torch.optim.SGD([p], lr=1.0), scaler=no_scaler)
 
 
+def test_sparse_gradients_are_clipped_beside_dense_ones(no_scaler):
+    table, p = nn.Embedding(4, 1, sparse=True), parameter(0.0)
+    optimizer = torch.optim.SGD([table.weight, p], lr=1.0)
+    (table(torch.tensor([2, 2, 2])).sum() + 4 * p.sum()).backward()
+    norm = clip_grad_norm([table.weight, p], 1.0, optimizer=optimizer, scaler=no_scaler)
+    assert norm.item() == 5.0
+    assert (table.weight.grad.to_dense()[2].item(), p.grad.item()) == pytest.approx((0.6, 0.8), rel=1e-5)
+
+
 def test_clipping_an_empty_generator_does_not_warn(no_scaler):
     optimizer = torch.optim.SGD([parameter(0.0)], lr=1.0)
     assert clip_grad_norm((p for p in ()), 1.0, optimizer=optimizer, scaler=no_scaler).item() == 0.0

@@ -68,7 +68,7 @@ def clip_grad_norm(
             scaler.unscale_(each)
     # A list, because torch warns about an empty generator.
     tensors = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-    return torch.nn.utils.clip_grad_norm_(tensors, max_norm)
+    return torch.nn.utils.clip_grad_norm_([_with_dense_gradient(tensor) for tensor in tensors], max_norm)
 
 
 def step_optimizer(
@@ -104,6 +104,17 @@ def step_optimizer(
             "a closure cannot be used with loss scaling; train in 'fp32' or 'bf16', or without it"
         )
     return _scaled_step(optimizer, scaler)
+
+
+def _with_dense_gradient(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a stand-in whose gradient is the values of a sparse one: torch 2.0 raises on those, or leaves them unclipped."""
+    if tensor.grad is None or not tensor.grad.is_sparse:
+        return tensor
+    tensor.grad = tensor.grad.coalesce()  # rows that come twice count with their sum
+    values = tensor.grad._values()
+    stand_in = values.detach()
+    stand_in.grad = values
+    return stand_in
 
 
 def _scaled_step(optimizer: Optimizer, scaler: GradScaler) -> bool:
