@@ -141,6 +141,7 @@ def load_optimizer(optimizer: Optimizer, stored: Mapping[str, Any], named: Mappi
     for name, entry in stored["state"].items():
         if name in known and isinstance(entry, Mapping):
             _restore_dtypes(optimizer.state[known[name]], entry)
+    _place_counters(optimizer)
     with torch.no_grad():
         for name, value in stored["outside"].items():
             known[name].copy_(value)
@@ -172,6 +173,17 @@ def _restore_dtypes(live: Any, stored: Mapping[str, Any]) -> None:
             and here.dtype != value.dtype
         ):
             live[key] = value.to(here.device, copy=True)
+
+
+def _place_counters(optimizer: Optimizer) -> None:
+    """Put the counters of steps that the device reads where it reads them, which torch 2.0 leaves on the CPU."""
+    for group in optimizer.param_groups:
+        if not (group.get("fused") or group.get("capturable")):
+            continue
+        for parameter in group["params"]:
+            entry = optimizer.state.get(parameter)
+            if isinstance(entry, dict) and isinstance(entry.get("step"), Tensor):
+                entry["step"] = entry["step"].to(parameter.device, torch.float32)
 
 
 def _owned(value: Any, device: torch.device) -> Any:
