@@ -29,9 +29,9 @@ def stepped(optimizer):
 @pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
 def test_a_step_of_an_optimizer_is_seen_until_it_is_settled(kind, fused):
     try:
-        optimizer = kind(nn.Linear(2, 2).parameters(), 0.1, fused=fused)
-    except RuntimeError:
-        pytest.skip("this torch has no fused optimizers on the CPU")
+        optimizer = kind(nn.Linear(2, 2).parameters(), 0.1, **({"fused": True} if fused else {}))
+    except (RuntimeError, TypeError):  # TypeError: torch 2.0 has no fused SGD at all
+        pytest.skip(f"torch {torch.__version__} has no fused {kind.__name__} on the CPU")
     changes = watching(optimizer)
     assert not changes.seen
     stepped(optimizer)

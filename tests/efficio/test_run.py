@@ -530,20 +530,23 @@ def test_an_optimizer_of_another_model_is_told(folder, capsys):
     assert "optimizer" in capsys.readouterr().out
 
 
-def test_models_of_any_number_format_train_and_come_back(folder):
-    for dtype in (torch.float16, torch.bfloat16, torch.float64, torch.complex64):
-        place = folder / str(dtype)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.complex64], ids=str)
+def test_models_of_any_number_format_train_and_come_back(folder, dtype):
+    def make():
+        return nn.Linear(3, 2, dtype=dtype)
 
-        def make(dtype=dtype):
-            return nn.Linear(3, 2, dtype=dtype)
+    try:
+        make()(torch.zeros(1, 3, dtype=dtype))
+    except RuntimeError:  # torch 2.0: not implemented for 'Half'
+        pytest.skip(f"torch {torch.__version__} has no matrix product in {dtype} on a CPU")
+    run, model, _ = prepared(folder, make, lambda m: torch.optim.SGD(m.parameters(), 0.01))
+    for x, _ in run.loop(samples(), 1):
+        run.backward(model(x.to(dtype)).abs().sum())
+        run.step()
+    assert equal(prepared(folder, make, lambda m: torch.optim.SGD(m.parameters(), 0.01))[1], model)
 
-        run, model, _ = prepared(place, make, lambda m: torch.optim.SGD(m.parameters(), 0.01))
-        for x, _ in run.loop(samples(), 1):
-            run.backward(model(x.to(dtype)).abs().sum())
-            run.step()
-        assert equal(prepared(place, make, lambda m: torch.optim.SGD(m.parameters(), 0.01))[1], model)
 
-
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
 def test_a_lazy_module_without_a_shape_is_told_what_to_do(folder):
     run = Run(storage=folder, progress=False)
     run.prepare(nn.LazyLinear(2))
@@ -1277,6 +1280,8 @@ def with_scheduler(folder, make_scheduler, **options):
     return run, model, optimizer, scheduler
 
 
+# SequentialLR of torch 2.0 warns of its own call
+@pytest.mark.filterwarnings("ignore:The epoch parameter in")
 @pytest.mark.parametrize("name", SCHEDULERS)
 @pytest.mark.parametrize("interval", ["step", "epoch"])
 def test_every_scheduler_goes_on_where_it_was(folder, name, interval):
@@ -1381,6 +1386,7 @@ def test_averaged_weights_come_back_with_their_count(folder):
     assert int(bodies(2).n_averaged) == 6
 
 
+@pytest.mark.skipif(not hasattr(torch.amp, "GradScaler"), reason="no loss scaling on a CPU before torch 2.3")
 def test_a_loss_that_is_not_a_number_skips_the_step_in_fp16_and_is_counted(folder):
     run, model, _ = prepared(folder, precision="fp16")
     for number, (x, y) in enumerate(run.loop(samples(), 1)):
