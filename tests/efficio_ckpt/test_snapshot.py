@@ -527,3 +527,20 @@ def test_a_module_of_another_dtype_is_a_misfit_and_not_rounded():
     with pytest.raises(CheckpointError, match="weight is float16 here and float32 in the checkpoint"):
         put_snapshot(tree, {"model": halved})
     assert torch.equal(halved.weight, before)
+
+
+def test_an_optimizer_keeps_computing_as_it_was_made_to():
+    def step_of(fused):
+        model = nn.Linear(2, 2)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=fused)
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        return {"model": model, "optimizer": optimizer}
+
+    stored = take_snapshot(step_of(fused=None))
+    objects = step_of(fused=True)
+    put_snapshot(stored, objects)
+    assert objects["optimizer"].param_groups[0]["fused"] is True
+    objects["model"](torch.ones(1, 2)).sum().backward()
+    objects["optimizer"].step()
+    assert objects["optimizer"].state[objects["model"].weight]["step"] == 2

@@ -11,6 +11,8 @@ from torch.optim import Optimizer
 
 _GROUP_NAMES: Final = frozenset({"params", "param_names"})
 
+_MACHINE_KEYS = ("fused", "foreach", "capturable")
+
 
 def optimizer_state(optimizer: Optimizer, named: Mapping[str, Tensor]) -> dict[str, Any]:
     """Return an optimizer's state with names in the place of numbers; its tensors are the live ones.
@@ -128,6 +130,8 @@ def load_optimizer(optimizer: Optimizer, stored: Mapping[str, Any], named: Mappi
     for live, group in zip(optimizer.param_groups, stored["param_groups"], strict=True):
         # A hyperparameter that a newer torch has and the stored group has not keeps its value.
         merged = {**live, **{key: _like(value, live.get(key)) for key, value in group.items()}}
+        # How an optimizer computes is of the machine it runs on: what it was made with here holds.
+        merged.update({key: live[key] for key in _MACHINE_KEYS if key in live})
         merged["params"] = list(range(start, start + len(live["params"])))
         start += len(live["params"])
         groups.append(merged)
