@@ -117,7 +117,8 @@ class Record:
     """The result of a long proof, in a file that the next run goes on with if nothing has changed since."""
 
     def __init__(self, proof, settings):
-        self.path = ROOT / "benchmarks" / "results" / "torture" / f"{proof}.json"
+        machine = f"{platform.system()}-{platform.machine()}".lower()
+        self.path = ROOT / "benchmarks" / "results" / "torture" / proof / f"{machine}.json"
         self.content = {
             "proof": proof,
             "sources": sources(),
