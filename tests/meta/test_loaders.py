@@ -66,7 +66,7 @@ class Stream(IterableDataset):
             yield torch.tensor([index, random.random(), np.random.rand(), torch.rand(1).item()])
 
 
-class Halves(Sampler):
+class Halves:
     """A batch sampler of the user's, with batches of uneven sizes and draws of its own."""
 
     def __len__(self):
