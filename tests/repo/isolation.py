@@ -11,6 +11,7 @@ import argparse
 import importlib.metadata
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -54,6 +55,8 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("package", nargs="*", metavar="package", help="distributions; all by default")
     chosen = parser.parse_args(arguments).package or list(DISTRIBUTIONS)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background; the tests would inherit it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if unknown := set(chosen) - set(DISTRIBUTIONS):
         parser.error(f"{', '.join(sorted(unknown))} is not among {', '.join(DISTRIBUTIONS)}")
 
