@@ -32,7 +32,7 @@ AUGMENT = gpu_augment.Compose(
 )
 
 
-def train(storage: str, *, epochs: int, budget: str | None, kill_at: int | None) -> efficio.Run:
+def train(storage: str, *, epochs: int, budget: str | None, kill: bool) -> efficio.Run:
     """Train, or go on training: the same lines whether the run is new, was stopped or was killed."""
     torch.manual_seed(0)
     torch.set_num_threads(
@@ -45,6 +45,8 @@ def train(storage: str, *, epochs: int, budget: str | None, kill_at: int | None)
 
     run = efficio.Run(budget=budget, storage=storage, save_every="2s")
     model, optimizer, scheduler = run.prepare(model, optimizer, scheduler)
+    # Halfway between here and the end; odd, and so inside an epoch of 80 steps.
+    kill_at = (run.step_count + epochs * len(train_loader)) // 2 | 1 if kill else None
     for x, y in run.loop(train_loader, epochs=epochs, gpu_transform=efficio.on_inputs(AUGMENT)):
         with run.autocast():
             loss = F.cross_entropy(model(x), y)
@@ -58,6 +60,7 @@ def train(storage: str, *, epochs: int, budget: str | None, kill_at: int | None)
     if run.finished:
         print(f"digest {digest(model)}")
         print(f"accuracy {accuracy(run, model):.4f}")
+    print(f"seconds {run.report().seconds('train'):.2f}")
     print(run.report())
     return run
 
@@ -93,18 +96,20 @@ def part(title: str, *arguments: str, expected: int = 0) -> dict[str, str]:
     if process.wait() != expected:
         sys.exit(f"this part ended with status {process.returncode}, expected {expected}")
     print(f"   ({time.monotonic() - started:.0f} s)")
-    return dict(line.split(maxsplit=1) for line in lines if line.startswith(("digest", "accuracy")))
+    return dict(
+        line.split(maxsplit=1) for line in lines if line.startswith(("digest", "accuracy", "seconds"))
+    )
 
 
 def story(folder: Path, epochs: int) -> None:
     """The whole demonstration."""
-    steps = epochs * 10_000 // BATCH
     common = ["--epochs", str(epochs)]
     whole = part("One run that is never stopped", "--storage", f"{folder}/whole", *common)
     broken = ["--storage", f"{folder}/broken", *common]
-    part("Another one, with a budget that is up in the middle of an epoch", *broken, "--budget", "7s")
-    killed = ["--kill-at", str(steps * 7 // 10 + 7)]
-    part("It goes on in a new process, and is killed (SIGKILL)", *broken, *killed, expected=-signal.SIGKILL)
+    # A third of what the whole run takes, whatever machine this is.
+    budget = f"{max(1.0, float(whole['seconds']) / 3):.1f}s"
+    part("Another one, with a budget that is up in the middle of an epoch", *broken, "--budget", budget)
+    part("It goes on in a new process, and is killed (SIGKILL)", *broken, "--kill", expected=-signal.SIGKILL)
     resumed = part("It goes on again, to the end", *broken)
 
     same = whole["digest"] == resumed["digest"]
@@ -122,11 +127,11 @@ def main() -> None:
     parser.add_argument("--storage", help="folder for the checkpoints; a temporary one by default")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--budget", help=argparse.SUPPRESS)
-    parser.add_argument("--kill-at", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--kill", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--part", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.part:
-        train(options.storage, epochs=options.epochs, budget=options.budget, kill_at=options.kill_at)
+        train(options.storage, epochs=options.epochs, budget=options.budget, kill=options.kill)
         return
     folder = Path(options.storage or tempfile.mkdtemp(prefix="efficio-demo-"))
     try:
