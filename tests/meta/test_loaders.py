@@ -16,7 +16,6 @@ from torch.utils.data import (
     Dataset,
     IterableDataset,
     RandomSampler,
-    Sampler,
     Subset,
     TensorDataset,
 )
