@@ -133,7 +133,7 @@ def wait_for(saver):
         time.sleep(0.001)
 
 
-@pytest.mark.parametrize("surface", ["save", "fence", "close", "take"])
+@pytest.mark.parametrize("surface", ["save", "wait", "close", "take"])
 def test_an_error_surfaces_once_and_training_goes_on(tmp_path, surface):
     saver = background_saver(Full(tmp_path, {2}))
     saver.save({"n": 1}, step=1, wait=True)
@@ -144,7 +144,7 @@ def test_an_error_surfaces_once_and_training_goes_on(tmp_path, surface):
         assert isinstance(saver.take_error(), CheckpointError)
         assert saver.take_error() is None
     else:
-        call = {"save": lambda: saver.save({"n": 3}, step=3), "fence": saver.fence, "close": saver.close}[
+        call = {"save": lambda: saver.save({"n": 3}, step=3), "wait": saver.wait, "close": saver.close}[
             surface
         ]
         with pytest.raises(

@@ -6,8 +6,9 @@ from ._inventory import Inventory, remove_checkpoint, take_inventory
 from ._load import list_checkpoints, load_checkpoint, load_state, prune, verify
 from ._rng import rng_state, set_rng_state
 from ._save import save_state
-from ._saver import Saver, SaverStatus, background_saver
+from ._saver import Saver, background_saver
 from ._snapshot import Placed, put_snapshot, snapshot_tree, take_snapshot
+from ._status import SaverStatus
 from ._storage import Storage, open_storage
 
 __all__ = [

@@ -145,7 +145,6 @@ def write_checkpoint(
     metadata: dict[str, Any],
     run_id: str | None,
     shard_bytes: int = SHARD_BYTES,
-    before_tensors: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.time,
 ) -> Checkpoint:
     """Write and commit a flattened tree, then remove what has expired.
@@ -159,7 +158,6 @@ def write_checkpoint(
         metadata: Of JSON types.
         run_id: Identity of the run.
         shard_bytes: Limit of a data file.
-        before_tensors: Called before the first tensor is read.
         clock: Unix time in seconds.
 
     Raises:
@@ -199,7 +197,6 @@ def write_checkpoint(
 
     try:
         storage.begin(folder, note_of(this_writer()))
-        before_tensors()
         for number, members in enumerate(shards(sizes, limit=shard_bytes), start=1):
             # Larger items first, so that each tensor is aligned in the file.
             members.sort(key=lambda index: -flat.sources[index].element_size())

@@ -8,51 +8,26 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 from ._checkpoint import CheckpointError
 from ._claim import drop_claim, hold_claim
+from ._deferred import Span, spans_of
+from ._fence import Fence
 from ._folder import Folder
 from ._manifest import check_metadata
 from ._save import Mode, check_arguments, write_checkpoint
 from ._staging import Staged, stage
+from ._status import SaverStatus
 from ._storage import Guarded, Storage, StorageLike, open_storage
 from ._tree import Tree, flatten
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class SaverStatus:
-    """What a saver has done so far.
-
-    Args:
-        last_step: Step of the newest checkpoint that it has committed.
-        in_flight_step: Step that is being written.
-        seconds: From the call to the commit, for the last save.
-        blocked_seconds: What the last call of ``save`` took of the caller's time.
-        bytes: Size of the last checkpoint.
-        committed: Checkpoints that it has committed.
-        committed_seconds: From call to commit, for all of these together.
-        committed_bytes: Size of all of these together, whether they are still there or not.
-        skipped: Calls that found another save in flight.
-        error: Text of an error that has not been raised yet.
-    """
-
-    last_step: int | None = None
-    in_flight_step: int | None = None
-    seconds: float = 0.0
-    blocked_seconds: float = 0.0
-    bytes: int = 0
-    committed: int = 0
-    committed_seconds: float = 0.0
-    committed_bytes: int = 0
-    skipped: int = 0
-    error: str | None = None
 
 
 class Saver:
@@ -80,6 +55,8 @@ class Saver:
         self._status = SaverStatus()
         self._closed = False
         self._pool: list[Tensor] = []
+        self._may_defer = True
+        self._fence = Fence()
         self._errors: list[CheckpointError] = []  # at most one, that was not raised yet
         # A script may end, or forget the saver, before it makes the call that would raise it.
         weakref.finalize(self, _tell, self._errors)
@@ -95,6 +72,7 @@ class Saver:
         tree: Tree,
         *,
         step: int,
+        optimizers: Sequence[Optimizer] = (),
         wait: bool = False,
         metadata: Mapping[str, Any] | None = None,
     ) -> bool:
@@ -104,6 +82,9 @@ class Saver:
             tree: Nested containers of leaves, which may be live: it is copied before this returns, on CUDA before anything
                 that is computed later can change it.
             step: Optimizer steps done.
+            optimizers: Their parameters and states, where these are on the CPU, are copied while the next batch is computed, at
+                the latest just before one of them steps or `fence` returns. Until then nothing else may change these tensors;
+                that something did is noticed, fails this save, and lets all later ones copy everything in the call.
             wait: Wait for a save in flight, then for this one to be durable, and raise its error; an error of an earlier save
                 is then logged only. Otherwise a save that finds another one in flight is skipped.
             metadata: Kept beside it, of JSON types.
@@ -132,10 +113,14 @@ class Saver:
                     return False
                 self._join()
                 self._raise_error()
+            spans: frozenset[Span] = frozenset()
+            if self._may_defer and not wait:
+                self._fence.watch(optimizers)
+                spans = spans_of(optimizers)
             # A signal handler that saves in the middle of this must not write into the same buffer.
             pool, self._pool = self._pool, []
             try:
-                staged = stage(flatten(tree), pool)
+                staged = stage(flatten(tree), pool, spans=spans)
             except CheckpointError:
                 raise
             except RuntimeError as error:  # of CUDA, which may be out of memory
@@ -144,6 +129,7 @@ class Saver:
                 self._pool = pool
             self._join()
             self._wait_copied = staged.wait
+            self._fence.hold(staged.deferred)
             self._update(in_flight_step=step)
             self._start(lambda: self._write(staged, step=step, metadata=details, begun=begun))
             if wait:
@@ -154,14 +140,13 @@ class Saver:
             return True
 
     def fence(self) -> None:
-        """Return when the save in flight no longer reads what it was given.
+        """Return when the save in flight no longer reads what it was given, so that anything may change it.
 
-        Raises:
-            CheckpointError: An earlier save failed.
+        Errors surface at the next `save`, `wait` or `close`, not here.
         """
         self._notice_fork()
+        self._fence.finish()
         self._wait_copied()
-        self._raise_error()
 
     def wait(self) -> None:
         """Return when no save is in flight: the last one is durable, or has failed.
@@ -192,6 +177,7 @@ class Saver:
         with self._turn:
             self._closed = True
             self._join()
+            self._fence.unwatch()
             self._pool.clear()
             self._drop_claim()
         self._raise_error()
@@ -250,6 +236,7 @@ class Saver:
 
     def _write(self, staged: Staged, *, step: int, metadata: dict[str, Any], begun: float) -> None:
         try:
+            self._complete(staged)
             self._hold_claim()
             checkpoint = write_checkpoint(
                 self._storage,
@@ -259,7 +246,6 @@ class Saver:
                 keep=self._keep,
                 metadata=metadata,
                 run_id=self._run_id,
-                before_tensors=staged.wait,
             )
         except BaseException as error:
             self._fail(error if isinstance(error, CheckpointError) else _failure(self._storage, step, error))
@@ -275,6 +261,17 @@ class Saver:
                 committed=self._status.committed + 1,
                 committed_seconds=self._status.committed_seconds + seconds,
                 committed_bytes=self._status.committed_bytes + checkpoint.bytes,
+            )
+
+    def _complete(self, staged: Staged) -> None:
+        changed = staged.deferred.finish()
+        staged.wait()
+        if changed:
+            self._may_defer = False
+            # What changes one by hand mostly changes all: the first name will do.
+            raise RuntimeError(
+                f"{changed[0]} was changed by other code before one of the given optimizers stepped; later saves "
+                "copy everything at once"
             )
 
     def _start(self, work: Callable[[], None]) -> None:

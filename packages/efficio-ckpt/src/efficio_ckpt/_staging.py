@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ._checkpoint import CheckpointError
+from ._deferred import DeferredCopies, Span, is_deferrable
 from ._tensor import is_dense
 from ._tree import Flat
 
@@ -29,10 +30,12 @@ class Staged:
 
     Args:
         flat: Its sources lie one after the other in one buffer on the CPU, with the strides that they had where those are dense.
-        wait: Returns when all copies are complete.
+        deferred: Those of the copies on the CPU that are still to be made.
+        wait: Returns when the copies from a device are complete.
     """
 
     flat: Flat
+    deferred: DeferredCopies
     wait: Callable[[], None]
 
 
@@ -67,16 +70,17 @@ def is_pinnable(size: int, *, free_bytes: int | None) -> bool:
     return free_bytes is None or 2 * taken <= free_bytes
 
 
-def stage(flat: Flat, pool: list[Tensor]) -> Staged:
+def stage(flat: Flat, pool: list[Tensor], *, spans: frozenset[Span] = frozenset()) -> Staged:
     """Copy the tensors of a flattened tree into a buffer.
 
-    Those on the CPU are copied when this returns. Those on a CUDA device are copied on a stream of their own, for which the
-    current stream waits: whatever is computed next cannot change what is copied.
+    Those on the CPU are copied when this returns, but for some that may be copied later. Those on a CUDA device are copied on a
+    stream of their own, for which the current stream waits: whatever is computed next cannot change what is copied.
 
     Args:
         flat: Read; its tensors may change once the device gets to what is computed next.
         pool: Holds the buffer of an earlier call, no longer in use, and the one of this call afterwards. One that is too small
             is given up before a larger one is made, if nobody else holds it.
+        spans: Memory on the CPU that nobody changes before the copies of it are made, from `spans_of`.
 
     Raises:
         CheckpointError: There is no memory for the copy.
@@ -106,15 +110,21 @@ def stage(flat: Flat, pool: list[Tensor]) -> Staged:
         # The thread that writes sleeps until it is reached; it would spin on a CPU that the loader needs.
         events.append(aside.record_event(torch.cuda.Event(blocking=True)))  # type: ignore[no-untyped-call]
         here.wait_event(events[-1])
-    for copy, source in zip(copies, flat.sources, strict=True):
-        if source.device not in devices:
+    later = []
+    for index, (copy, source) in enumerate(zip(copies, flat.sources, strict=True)):
+        if is_deferrable(source, spans):
+            later.append(index)
+        elif source.device not in devices:
             copy.copy_(source)
 
     def wait() -> None:
         for event in events:
             event.synchronize()
 
-    return Staged(replace(flat, sources=copies), wait)
+    deferred = DeferredCopies(
+        [flat.names[index] for index in later], [(flat.sources[index], copies[index]) for index in later]
+    )
+    return Staged(replace(flat, sources=copies), deferred, wait)
 
 
 def _laid_out_like(source: Tensor, memory: Tensor) -> Tensor:

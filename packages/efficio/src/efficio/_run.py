@@ -292,6 +292,7 @@ class Run:
                 "no model was prepared: call run.prepare(model, optimizer) before run.evaluate_mode()"
             )
         live = self._live
+        self._session.fence()  # averaged weights may be swapped in by hand
         live.evaluations += 1
         try:
             with span(self._totals, "evaluate"), evaluating(*self._models, policy=self.policy):

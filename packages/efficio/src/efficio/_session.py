@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch.optim import Optimizer
 
 from efficio_ckpt import (
     CheckpointError,
@@ -111,6 +112,7 @@ class Session:
         """
         if self._saver is None:
             self._open()
+        self.fence()
         together = {**self.objects, **objects}
         moved = self.changes.seen
         # All of them again, not the new ones alone: a scheduler that was built meanwhile has written its own learning rate into a
@@ -206,7 +208,13 @@ class Session:
             "progress": self.progress.to_tree(),
             "rng": rng_state(),
         }
-        begun = self.saver.save(tree, step=self.progress.step, wait=wait, metadata=self.environment)
+        begun = self.saver.save(
+            tree,
+            step=self.progress.step,
+            optimizers=[thing for thing in self.objects.values() if isinstance(thing, Optimizer)],
+            wait=wait,
+            metadata=self.environment,
+        )
         if begun:
             self._saved = point
         return begun
@@ -224,6 +232,11 @@ class Session:
         self.progress.step, self.progress.skipped = step, skipped
         self.save(wait=True, always=True)
         self.rest()
+
+    def fence(self) -> None:
+        """Before something else than an optimizer may change what is trained: a save in flight takes its copy now."""
+        if self._saver is not None:
+            self._saver.fence()
 
     def rest(self) -> None:
         """No loop runs: wait for the save in flight, and let another process go on with the run."""
