@@ -226,9 +226,9 @@ def test_a_closed_saver_says_so_and_closes_again(tmp_path):
 def test_buffers_are_reused_and_shapes_may_change(quick_path):
     with background_saver(quick_path) as saver:
         saver.save({"a": torch.ones(1000)}, step=1, wait=True)
-        first = saver._pool[0].data_ptr()
+        first = saver._pool.buffer.data_ptr()
         saver.save({"a": torch.zeros(900), "b": torch.ones(3, dtype=torch.bool)}, step=2, wait=True)
-        assert saver._pool[0].data_ptr() == first
+        assert saver._pool.buffer.data_ptr() == first
         saver.save({"a": torch.full((5000,), 7.0)}, step=3, wait=True)
         assert torch.equal(load_state(quick_path)["a"], torch.full((5000,), 7.0))
 
@@ -391,4 +391,4 @@ def test_copies_from_a_gpu_are_the_state_at_the_call(tmp_path):
     tree = load_state(tmp_path)
     assert {float(value) for tensor in tree["t"] for value in tensor.unique()} == {4.0}
     assert torch.equal(tree["c"], kept.cpu())
-    assert saver._pool == []
+    assert saver._pool.buffer is None

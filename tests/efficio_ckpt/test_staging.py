@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from efficio_ckpt import CheckpointError, background_saver, load_state
-from efficio_ckpt._staging import stage
+from efficio_ckpt._staging import Pool, stage
 from efficio_ckpt._tree import flatten
 
 IMAGES = torch.arange(2 * 3 * 4 * 5, dtype=torch.float32).view(2, 3, 4, 5)
@@ -20,7 +20,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("source", LAYOUTS.values(), ids=LAYOUTS.keys())
 def test_a_copy_lies_in_memory_as_its_source_does(source):
-    staged = stage(flatten({"before": torch.ones(3), "t": source}), [])
+    staged = stage(flatten({"before": torch.ones(3), "t": source}), Pool())
     copy = staged.flat.sources[1]
     assert torch.equal(copy, source)
     assert copy.untyped_storage().data_ptr() != source.untyped_storage().data_ptr() or not source.numel()
@@ -29,7 +29,7 @@ def test_a_copy_lies_in_memory_as_its_source_does(source):
 
 
 def test_columns_with_gaps_between_them_are_copied_without_the_gaps():
-    staged = stage(flatten({"t": IMAGES[..., ::2]}), [])
+    staged = stage(flatten({"t": IMAGES[..., ::2]}), Pool())
     assert torch.equal(staged.flat.sources[0], IMAGES[..., ::2])
     assert staged.flat.sources[0].is_contiguous()
 

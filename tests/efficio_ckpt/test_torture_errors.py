@@ -253,19 +253,31 @@ def test_a_run_goes_on_when_its_saving_thread_is_ended_and_is_told(quick_path, w
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("work", ["save", "load"])
 def test_a_thread_of_checksums_that_is_ended_is_no_hang_and_no_damage(quick_path, work, monkeypatch):
+    import hashlib
     import zlib
 
     save_state(quick_path, {"w": torch.ones(2**25)}, step=1)
-    crc32 = zlib.crc32
+    crc32, sha256 = zlib.crc32, hashlib.sha256
     left = [1]
 
-    def killed(*arguments):
+    def end():
         if threading.current_thread().name == "efficio-ckpt-digest" and left:
             left.pop()
             raise SystemExit
-        return crc32(*arguments)
 
-    monkeypatch.setattr(zlib, "crc32", killed)
+    class Sha256:
+        def __init__(self, *arguments):
+            self.sha = sha256(*arguments)
+
+        def update(self, part):
+            end()
+            self.sha.update(part)
+
+        def hexdigest(self):
+            return self.sha.hexdigest()
+
+    monkeypatch.setattr(zlib, "crc32", lambda *arguments: end() or crc32(*arguments))
+    monkeypatch.setattr(hashlib, "sha256", Sha256)
     tree = {"w": torch.zeros(2**25)}
     do = {"save": lambda: save_state(quick_path, tree, step=2), "load": lambda: load_state(quick_path)}[work]
     with pytest.raises(CheckpointError, match="the thread that takes checksums was ended"):

@@ -14,6 +14,7 @@ from trees import DTYPES, bits, permuted, same, tensor_of, tensors, trees
 
 from efficio_ckpt import load_state, save_state
 from efficio_ckpt._leaf import MAX_DEPTH
+from efficio_ckpt._placement import Places
 from efficio_ckpt._tree import copied, flatten, unflatten
 
 
@@ -264,3 +265,44 @@ HOSTILE = {
 def test_a_document_that_does_not_fit_its_memory_is_refused(document):
     with pytest.raises(ValueError, match="the tree cannot be rebuilt"):
         unflatten(document, [torch.ones(2)])
+
+
+def _trees_in_turn():
+    """Trees of tensors that stay, move, change their shape, become views of each other, or come back."""
+    weight, other = torch.arange(12.0).view(3, 4), torch.arange(12.0, 24.0).view(3, 4)
+    pair = torch.arange(6.0)
+    yield {"a": weight, "b": [other, 1]}
+    yield {"a": weight, "b": [other, 2]}
+    yield {"a": weight, "b": [weight, 2]}  # tied now
+    yield {"a": weight, "b": [other, 2]}
+    yield {"a": weight.t(), "b": [other, 2]}
+    yield {"a": weight.view(4, 3), "b": [other, 2]}
+    yield {"a": weight.view(torch.int32), "b": [other, 2]}
+    yield {"a": pair[:4], "b": [pair[2:], 2]}  # they share two elements
+    yield {"a": pair[:4], "b": [pair[2:], 3]}
+    yield {"a": pair[::2], "b": [pair[1::2], 3]}
+    yield {"a": pair.expand(5, 6), "b": [pair, 3]}
+    yield {"a": torch.complex(pair, pair), "b": [pair, 3], "c": torch.empty(0)}
+    yield {"c": torch.complex(pair, pair), "b": [pair, 3], "a": torch.empty(0)}
+    for number in range(4):  # memory that was given back may come again for another tensor
+        yield {"a": torch.full((1000,), float(number)), "b": [torch.full((1000,), -float(number)), 3]}
+
+
+def test_a_tree_whose_tensors_were_placed_before_is_cut_as_one_that_was_not():
+    places = Places()
+    for tree in _trees_in_turn():
+        for _ in range(2):
+            known, anew = flatten(tree, places), flatten(tree)
+            assert known.document == anew.document
+            assert known.names == anew.names
+            assert [s.dtype for s in known.sources] == [s.dtype for s in anew.sources]
+            assert [s.stride() for s in known.sources] == [s.stride() for s in anew.sources]
+            assert all(map(torch.equal, known.sources, anew.sources))
+
+
+def test_the_layout_is_the_same_object_for_as_long_as_tensors_stay_where_they_are():
+    places = Places()
+    weight, other = torch.ones(4), torch.ones(4)
+    first = flatten({"w": weight, "n": 1}, places).layout
+    assert flatten({"w": weight, "n": 2}, places).layout is first
+    assert flatten({"w": other, "n": 2}, places).layout is not first

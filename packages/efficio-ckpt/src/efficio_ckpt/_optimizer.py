@@ -26,6 +26,7 @@ def optimizer_state(optimizer: Optimizer, named: Mapping[str, Tensor]) -> dict[s
     state = optimizer.state_dict()
     names = group_names(optimizer, named)
     flat = [name for group in names for name in group]
+    inside = {id(parameter) for parameter in named.values()}
     groups = [
         {"params": members, **{key: value for key, value in group.items() if key not in _GROUP_NAMES}}
         for members, group in zip(names, state["param_groups"], strict=True)
@@ -37,7 +38,7 @@ def optimizer_state(optimizer: Optimizer, named: Mapping[str, Tensor]) -> dict[s
         "outside": {
             name: parameter
             for name, parameter in zip(flat, _parameters(optimizer), strict=True)
-            if _is_outside(parameter, named)
+            if id(parameter) not in inside
         },
         "more": {key: value for key, value in state.items() if key not in {"state", "param_groups"}},
     }
@@ -159,10 +160,11 @@ def outside_names(optimizer: Optimizer, named: Mapping[str, Tensor]) -> list[str
         named: Parameters of the modules by all their names.
     """
     names = [name for group in group_names(optimizer, named) for name in group]
+    inside = {id(parameter) for parameter in named.values()}
     return [
         name
         for name, parameter in zip(names, _parameters(optimizer), strict=True)
-        if _is_outside(parameter, named)
+        if id(parameter) not in inside
     ]
 
 
@@ -221,7 +223,3 @@ def _by_name(optimizer: Optimizer, named: Mapping[str, Tensor]) -> dict[str, Ten
     known = {name: parameter for name, parameter in named.items() if id(parameter) in own}
     names = [name for group in group_names(optimizer, named) for name in group]
     return {**known, **dict(zip(names, parameters, strict=True))}
-
-
-def _is_outside(parameter: Tensor, named: Mapping[str, Tensor]) -> bool:
-    return all(parameter is not other for other in named.values())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
@@ -25,11 +25,50 @@ class Placement:
     ``nodes[i]`` describes leaf ``i``: ``("tensor", [source, dtype, shape])`` when the source holds its values in
     logical order, with a fourth item when its strides are to be restored, or
     ``("view", [source, dtype, shape, stride, offset in bytes])`` when it shares the source's memory.
+
+    Each source lies in the memory of a leaf, its owner; ``are_whole`` when each is the whole of its owner.
     """
 
     sources: tuple[Tensor, ...]
     owners: tuple[int, ...]
     nodes: tuple[tuple[str, list[Any]], ...]
+    are_whole: bool
+
+
+class Places:
+    """Places the tensors of one tree after another, and knows those that it has placed before by their addresses.
+
+    It holds no tensor.
+
+    Attributes:
+        layout: An object that stays the same one for as long as sources have the same addresses, shapes, strides and dtypes.
+    """
+
+    def __init__(self) -> None:
+        self.layout: object = object()
+        self._seen: list[tuple[Any, ...]] = []
+        self._owners: tuple[int, ...] = ()
+        self._nodes: tuple[tuple[str, list[Any]], ...] = ()
+
+    def place(self, leaves: Sequence[Tensor]) -> Placement:
+        """Do what `place` does, and faster for leaves that lie where those of the last call lay.
+
+        Args:
+            leaves: As for `place`.
+        """
+        seen = [
+            (leaf.data_ptr(), leaf.dtype, leaf.shape, leaf.stride(), leaf.device, leaf.storage_offset())
+            for leaf in leaves
+        ]
+        if self._owners and seen == self._seen:
+            sources = tuple(as_stored(leaves[owner]) for owner in self._owners)
+            return Placement(sources, self._owners, self._nodes, are_whole=True)
+        placement = place(leaves)
+        self.layout = object()
+        self._seen = seen
+        self._owners = placement.owners if placement.are_whole else ()
+        self._nodes = placement.nodes
+        return placement
 
 
 def place(leaves: Sequence[Tensor]) -> Placement:
@@ -44,16 +83,19 @@ def place(leaves: Sequence[Tensor]) -> Placement:
     sources: list[Tensor] = []
     owners: list[int] = []
     nodes: list[tuple[str, list[Any]]] = [("", [])] * len(leaves)
+    parts: list[int] = []
 
-    def store(tensor: Tensor, owner: int) -> int:
+    def store(tensor: Tensor, owner: int, *, is_part: bool = False) -> int:
         sources.append(tensor)
         owners.append(owner)
+        if is_part:
+            parts.append(owner)
         return len(sources) - 1
 
     for members in _clusters(leaves):
         first = members[0]
         if len({_view_key(leaves[index]) for index in members}) == 1:
-            node = _place_alone(leaves[first], lambda tensor, owner=first: store(tensor, owner))
+            node = _place_alone(leaves[first], first, store)
             for index in members:
                 nodes[index] = node
             continue
@@ -62,12 +104,13 @@ def place(leaves: Sequence[Tensor]) -> Placement:
         cover = _covering(leaves, members, low, high)
         if cover is None and not _share_elements(leaves, members, low, high):
             for index in members:
-                nodes[index] = _place_alone(leaves[index], lambda tensor, owner=index: store(tensor, owner))
+                nodes[index] = _place_alone(leaves[index], index, store)
             continue
         if cover is None:
             low -= low % _ALIGNMENT
             memory = torch.empty(0, dtype=torch.uint8, device=leaves[first].device)
-            base = store(memory.set_(leaves[first].untyped_storage(), low, (high - low,), (1,)), first)
+            memory.set_(leaves[first].untyped_storage(), low, (high - low,), (1,))
+            base = store(memory, first, is_part=True)
         else:
             base = store(as_stored(leaves[cover]), cover)
         for index in members:
@@ -77,19 +120,19 @@ def place(leaves: Sequence[Tensor]) -> Placement:
                 nodes[index] = ("tensor", item)
             else:
                 nodes[index] = ("view", [*item, list(leaf.stride()), _span(leaf)[0] - low])
-    return Placement(tuple(sources), tuple(owners), tuple(nodes))
+    return Placement(tuple(sources), tuple(owners), tuple(nodes), are_whole=not parts)
 
 
-def _place_alone(leaf: Tensor, store: Any) -> tuple[str, list[Any]]:
+def _place_alone(leaf: Tensor, owner: int, store: Callable[..., int]) -> tuple[str, list[Any]]:
     shape, stride = tuple(leaf.shape), leaf.stride()
     item = [_name(leaf.dtype), list(shape)]
     elements = extent(shape, stride)
     if elements < prod(shape):
         memory = leaf.as_strided((elements,), (1,), leaf.storage_offset())
-        return "view", [store(as_stored(memory)), *item, list(stride), 0]
+        return "view", [store(as_stored(memory), owner, is_part=True), *item, list(stride), 0]
     if stride != contiguous_stride(shape) and is_dense(shape, stride):
         item.append(list(stride))
-    return "tensor", [store(as_stored(leaf)), *item]
+    return "tensor", [store(as_stored(leaf), owner), *item]
 
 
 def _clusters(leaves: Sequence[Tensor]) -> list[list[int]]:

@@ -12,7 +12,6 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
-from torch import Tensor
 from torch.optim import Optimizer
 
 from ._checkpoint import CheckpointError
@@ -21,8 +20,9 @@ from ._deferred import Span, spans_of
 from ._fence import Fence
 from ._folder import Folder
 from ._manifest import check_metadata
+from ._priority import give_way
 from ._save import Mode, check_arguments, write_checkpoint
-from ._staging import Staged, stage
+from ._staging import Pool, Staged, stage
 from ._status import SaverStatus
 from ._storage import Guarded, Storage, StorageLike, open_storage
 from ._tree import Tree, flatten
@@ -54,7 +54,7 @@ class Saver:
         self._run_id = run_id
         self._status = SaverStatus()
         self._closed = False
-        self._pool: list[Tensor] = []
+        self._pool = Pool()
         self._may_defer = True
         self._fence = Fence()
         self._errors: list[CheckpointError] = []  # at most one, that was not raised yet
@@ -118,9 +118,9 @@ class Saver:
                 self._fence.watch(optimizers)
                 spans = spans_of(optimizers)
             # A signal handler that saves in the middle of this must not write into the same buffer.
-            pool, self._pool = self._pool, []
+            pool, self._pool = self._pool, Pool()
             try:
-                staged = stage(flatten(tree), pool, spans=spans)
+                staged = stage(flatten(tree, pool.places), pool, spans=spans)
             except CheckpointError:
                 raise
             except RuntimeError as error:  # of CUDA, which may be out of memory
@@ -131,7 +131,9 @@ class Saver:
             self._wait_copied = staged.wait
             self._fence.hold(staged.deferred)
             self._update(in_flight_step=step)
-            self._start(lambda: self._write(staged, step=step, metadata=details, begun=begun))
+            self._start(
+                lambda: self._write(staged, step=step, metadata=details, begun=begun, in_background=not wait)
+            )
             if wait:
                 self._join()
             self._update(blocked_seconds=time.perf_counter() - begun)
@@ -178,7 +180,7 @@ class Saver:
             self._closed = True
             self._join()
             self._fence.unwatch()
-            self._pool.clear()
+            self._pool = Pool()
             self._drop_claim()
         self._raise_error()
 
@@ -234,9 +236,13 @@ class Saver:
             drop_claim(self._storage, self._claim)
             self._claim = None
 
-    def _write(self, staged: Staged, *, step: int, metadata: dict[str, Any], begun: float) -> None:
+    def _write(
+        self, staged: Staged, *, step: int, metadata: dict[str, Any], begun: float, in_background: bool
+    ) -> None:
         try:
             self._complete(staged)
+            if in_background and threading.current_thread() is self._thread:
+                give_way()
             self._hold_claim()
             checkpoint = write_checkpoint(
                 self._storage,

@@ -24,6 +24,7 @@ SHARD_BYTES: Final = 2**30
 _MAX_HEADER_BYTES: Final = 100_000_000
 _HEADER_ALIGNMENT: Final = 64
 _CHUNK_BYTES: Final = 2**24
+_HANDED_BYTES: Final = 2**22
 
 
 _DIED: Final = "the thread that takes checksums was ended"
@@ -139,7 +140,7 @@ def memory_of(tensor: Tensor) -> memoryview:
 def digested(chunks: Iterable[Any], result: list[FileDigest]) -> Iterator[memoryview]:
     """Pass buffers on and append the digest of all of them to `result` at the end.
 
-    The checksums are taken in a thread while the caller writes: together they take as long as a fast disk.
+    The slower checksum is taken in a thread while the caller writes: one after the other takes longer than a fast disk.
 
     Args:
         chunks: Bytes-like buffers, which do not change.
@@ -156,52 +157,70 @@ def digested(chunks: Iterable[Any], result: list[FileDigest]) -> Iterator[memory
 
 @contextlib.contextmanager
 def _digesting(result: list[FileDigest], *, with_sha256: bool) -> Iterator[Callable[[memoryview], None]]:
-    """Yield a function that takes bytes in, in a thread of its own; `result` has their digest after the block.
+    """Yield a function that takes bytes in, the slowest checksum in a thread; `result` has their digest after the block.
 
     OSError if the thread dies, which says nothing about the bytes.
     """
     size, crc, sha = 0, 0, hashlib.sha256()
+    group: list[memoryview] = []
+    group_bytes = 0
 
-    def update(part: memoryview) -> None:
-        nonlocal size, crc
+    def update_crc(part: memoryview) -> None:
+        nonlocal crc
         crc = zlib.crc32(part, crc)
-        if with_sha256:
-            sha.update(part)
-        size += part.nbytes
 
-    parts: queue.Queue[memoryview | None] = queue.Queue(maxsize=4)
+    aside: Callable[[memoryview], None] = sha.update if with_sha256 else update_crc
+
+    def take(part: memoryview) -> None:
+        nonlocal size, group, group_bytes
+        size += part.nbytes
+        if with_sha256:
+            update_crc(part)
+        # To hand a small part over takes longer than its checksum.
+        group.append(part)
+        group_bytes += part.nbytes
+        if group_bytes >= _HANDED_BYTES:
+            hand(group)
+            group, group_bytes = [], 0
+
+    groups: queue.Queue[list[memoryview] | None] = queue.Queue(maxsize=4)
 
     def work() -> None:
-        while (part := parts.get()) is not None:
-            update(part)
+        while (parts := groups.get()) is not None:
+            for part in parts:
+                aside(part)
         finished.append(True)
 
-    def hand(part: memoryview | None) -> None:
-        while True:
+    def hand(parts: list[memoryview] | None) -> None:
+        while not without_thread:
             try:
-                parts.put(part, timeout=1.0)
+                groups.put(parts, timeout=1.0)
             except queue.Full:  # noqa: PERF203 - waiting is what this loop is for
                 # Nobody would ever make room.
                 if not thread.is_alive():
                     raise OSError(_DIED) from None
             else:
                 return
+        for part in parts or ():
+            aside(part)
 
     finished: list[bool] = []
+    without_thread = False
     thread = threading.Thread(target=work, name="efficio-ckpt-digest", daemon=True)
     try:
         thread.start()
     except RuntimeError:  # the interpreter is about to end
-        yield update
-    else:
-        try:
-            yield hand
-        finally:
-            with contextlib.suppress(OSError):
-                hand(None)
+        without_thread = True
+    try:
+        yield take
+    finally:
+        with contextlib.suppress(OSError):
+            hand(group)
+            hand(None)
+        if not without_thread:
             thread.join()
-        if not finished:
-            raise OSError(_DIED)
+    if not (finished or without_thread):
+        raise OSError(_DIED)
     result.append(FileDigest(size, crc, sha.hexdigest() if with_sha256 else ""))
 
 

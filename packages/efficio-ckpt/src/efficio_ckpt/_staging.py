@@ -6,7 +6,7 @@ import functools
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Final
 
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ._checkpoint import CheckpointError
 from ._deferred import DeferredCopies, Span, is_deferrable
+from ._placement import Places
 from ._tensor import is_dense
 from ._tree import Flat
 
@@ -22,6 +23,27 @@ logger = logging.getLogger(__name__)
 
 # Wide enough for every dtype and for the vector instructions of a copy.
 _ALIGNMENT: Final = 64
+
+
+@dataclass
+class Pool:
+    """Memory that the copies of one save after the other are made in.
+
+    Args:
+        places: Where the tensors of the last tree lay.
+        buffer: Of bytes; None before the first save.
+        layout: `Flat.layout` of the tree whose copies are in it.
+        copies: Views of the buffer, one for each source.
+        spans: As given to `stage`.
+        later: Numbers of the sources that may be copied later.
+    """
+
+    places: Places = field(default_factory=Places)
+    buffer: Tensor | None = None
+    layout: object = None
+    copies: tuple[Tensor, ...] = ()
+    spans: frozenset[Span] = frozenset()
+    later: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -70,7 +92,7 @@ def is_pinnable(size: int, *, free_bytes: int | None) -> bool:
     return free_bytes is None or 2 * taken <= free_bytes
 
 
-def stage(flat: Flat, pool: list[Tensor], *, spans: frozenset[Span] = frozenset()) -> Staged:
+def stage(flat: Flat, pool: Pool, *, spans: frozenset[Span] = frozenset()) -> Staged:
     """Copy the tensors of a flattened tree into a buffer.
 
     Those on the CPU are copied when this returns, but for some that may be copied later. Those on a CUDA device are copied on a
@@ -78,25 +100,20 @@ def stage(flat: Flat, pool: list[Tensor], *, spans: frozenset[Span] = frozenset(
 
     Args:
         flat: Read; its tensors may change once the device gets to what is computed next.
-        pool: Holds the buffer of an earlier call, no longer in use, and the one of this call afterwards. One that is too small
-            is given up before a larger one is made, if nobody else holds it.
+        pool: That of an earlier call, whose copies are no longer in use. A buffer that is too small is given up before a larger
+            one is made, if nobody else holds it.
         spans: Memory on the CPU that nobody changes before the copies of it are made, from `spans_of`.
 
     Raises:
         CheckpointError: There is no memory for the copy.
     """
-    starts = offsets([source.numel() * source.element_size() for source in flat.sources])
     devices = {source.device for source in flat.sources if source.device.type == "cuda"}
-    pinned = bool(devices) and is_pinnable(starts[-1], free_bytes=_free_bytes())
-    if pool and (pool[0].numel() < starts[-1] or (pinned and not pool[0].is_pinned())):
-        pool.clear()
-    if not pool:
-        pool.append(_new_buffer(starts[-1], pinned=pinned))
-    buffer = pool[0]
-    copies = tuple(
-        _laid_out_like(source, buffer[start : start + source.numel() * source.element_size()])
-        for start, source in zip(starts, flat.sources, strict=False)
-    )
+    if flat.layout is None or flat.layout is not pool.layout:
+        _lay_out(flat, pool, pinned=bool(devices))
+    if spans != pool.spans or flat.layout is None:
+        pool.spans = spans
+        pool.later = tuple(n for n, source in enumerate(flat.sources) if is_deferrable(source, spans))
+    copies = pool.copies
     events = []
     for device in devices:
         here = torch.cuda.current_stream(device)
@@ -110,11 +127,9 @@ def stage(flat: Flat, pool: list[Tensor], *, spans: frozenset[Span] = frozenset(
         # The thread that writes sleeps until it is reached; it would spin on a CPU that the loader needs.
         events.append(aside.record_event(torch.cuda.Event(blocking=True)))  # type: ignore[no-untyped-call]
         here.wait_event(events[-1])
-    later = []
+    later = set(pool.later)
     for index, (copy, source) in enumerate(zip(copies, flat.sources, strict=True)):
-        if is_deferrable(source, spans):
-            later.append(index)
-        elif source.device not in devices:
+        if index not in later and source.device not in devices:
             copy.copy_(source)
 
     def wait() -> None:
@@ -122,9 +137,30 @@ def stage(flat: Flat, pool: list[Tensor], *, spans: frozenset[Span] = frozenset(
             event.synchronize()
 
     deferred = DeferredCopies(
-        [flat.names[index] for index in later], [(flat.sources[index], copies[index]) for index in later]
+        [flat.names[index] for index in pool.later],
+        [(flat.sources[index], copies[index]) for index in pool.later],
     )
     return Staged(replace(flat, sources=copies), deferred, wait)
+
+
+def _lay_out(flat: Flat, pool: Pool, *, pinned: bool) -> None:
+    """Give each source a place in the buffer, a larger one where that is needed."""
+    sizes = [source.numel() * source.element_size() for source in flat.sources]
+    starts = offsets(sizes)
+    pinned = pinned and is_pinnable(starts[-1], free_bytes=_free_bytes())
+    pool.layout, pool.copies, pool.spans, pool.later = None, (), frozenset(), ()
+    if pool.buffer is not None and (
+        pool.buffer.numel() < starts[-1] or (pinned and not pool.buffer.is_pinned())
+    ):
+        pool.buffer = None  # before there is another one
+    if pool.buffer is None:
+        pool.buffer = _new_buffer(starts[-1], pinned=pinned)
+    buffer = pool.buffer
+    pool.copies = tuple(
+        _laid_out_like(source, buffer[start : start + size])
+        for start, size, source in zip(starts, sizes, flat.sources, strict=False)
+    )
+    pool.layout = flat.layout
 
 
 def _laid_out_like(source: Tensor, memory: Tensor) -> Tensor:
