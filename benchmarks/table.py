@@ -70,7 +70,74 @@ def _setting(result: dict[str, Any]) -> str:
     return text
 
 
-TABLES: dict[str, Callable[[dict[str, Any]], str]] = {"loop_overhead": loop_overhead_table}
+SAVES = {
+    "raw": "the bytes alone, written and flushed",
+    "safetensors": "safetensors `save_file`, not flushed",
+    "torch_save": "`torch.save`, not flushed",
+    "accelerate": "Accelerate `save_state`, not flushed",
+    "dcp_save": "DCP `save`",
+    "efficio_save": "efficio `save_state`",
+    "lightning": "Lightning `AsyncCheckpointIO`",
+    "torchsnapshot": "torchsnapshot `async_take`",
+    "dcp_async": "DCP `async_save`, `DefaultStager`",
+    "dcp_async_aside": "the same, staged in a thread and awaited before the step [1]",
+    "efficio": "efficio `background_saver`",
+}
+MODELS = {"resnet18": "ResNet-18, SGD with momentum", "transformer": "Transformer, AdamW"}
+
+
+def checkpoints_table(result: dict[str, Any]) -> str:
+    """The table of `checkpoints`: medians over all saves but the first of each process, and their range."""
+    lines = []
+    for model in result["settings"]["models"]:
+        rows = [row[model] for row in result["repeats"]]
+        size = next(iter(rows[0].values()))["state_bytes"] / 1e6
+        lines += [f"**{MODELS[model]}, {size:.0f} MB**", ""]
+        lines += [
+            "| | loop blocked | the step meanwhile | until durable | memory | load |",
+            "|---|---:|---:|---:|---:|---:|",
+        ]
+        alone = np.median(_pooled(rows, "none", "plain")) if "none" in rows[0] else None
+        for method, name in SAVES.items():
+            if method in rows[0]:
+                memory = max(_pooled(rows, method, "memory", first=True)) / (size * 1e6)
+                step = np.median(_pooled(rows, method, "during")) / alone if alone else float("nan")
+                lines.append(
+                    f"| {name} | {_milliseconds(_pooled(rows, method, 'blocked'))} | {step:.2f} x | "
+                    f"{_milliseconds(_pooled(rows, method, 'total'))} | {memory:.2f} x | "
+                    f"{_milliseconds(_pooled(rows, method, 'load'))} |"
+                )
+        lines.append("")
+    return "\n".join([*lines, _checkpoint_setting(result)])
+
+
+def _pooled(rows: list[dict[str, Any]], method: str, figure: str, *, first: bool = False) -> list[float]:
+    """A figure of all repeats; the first of each process, which makes buffers and fills caches, is left out unless wanted."""
+    return [value for row in rows for value in row[method][figure][0 if first else 1 :]]
+
+
+def _milliseconds(values: list[float]) -> str:
+    return f"{np.median(values) * 1e3:.1f} ms ({min(values) * 1e3:.1f} to {max(values) * 1e3:.1f})"
+
+
+def _checkpoint_setting(result: dict[str, Any]) -> str:
+    settings = result["settings"]
+    text = (
+        f"Median and range of {settings['saves'] - 1} saves in each of {settings['repeats']} processes, one save every "
+        f"{2 * settings['gap']} steps of a real training, {settings['threads']} threads, {settings['file_system']}. Blocked is the "
+        "call and the wait before the next optimizer step; the step meanwhile is the first one after the call, over one without a "
+        "save; memory is the peak over what the process had, in sizes of the state. "
+        "[1] It stores buffers that the forward pass moves, such as BatchNorm's, of a later moment than the weights."
+    )
+    if "hardware" in result:
+        text += f" {result['hardware']['cpu']}, torch {result['versions']['torch']}, {result['date'][:10]}."
+    return text
+
+
+TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
+    "checkpoints": checkpoints_table,
+    "loop_overhead": loop_overhead_table,
+}
 
 
 def with_tables(text: str, newest: Callable[[str], dict[str, Any]] = newest_result) -> str:
