@@ -16,3 +16,9 @@ def quick_path(tmp_path):
         return
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         yield Path(folder)
+
+
+@pytest.fixture(autouse=True)
+def spools(tmp_path_factory, monkeypatch):
+    """Spools are made below a folder of the test's, not in the user's home."""
+    monkeypatch.setenv("EFFICIO_SPOOL", str(tmp_path_factory.mktemp("spools")))

@@ -6,13 +6,13 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import Final
 
 from ._checkpoint import Checkpoint, CheckpointError
 from ._manifest import MAX_SERIAL, Manifest, folder_name, folder_step, write_manifest
-from ._save import discard, is_committed
+from ._save import discard, expired, is_committed
 from ._shard import checked
 from ._storage import Storage, StorageLike, open_storage
 from ._survey import Survey, is_io_damage, note_damage, note_of, survey, sweep, this_writer
@@ -102,8 +102,48 @@ def _copy(origin: Storage, manifest: Manifest, place: Storage) -> Checkpoint:
         raise CheckpointError(
             f"'{place.place}' holds save number {serial - 1}, and none can come after it; give another target"
         )
-    folder = folder_name(original.step, secrets.token_hex(4))
-    copy = Manifest(replace(original, name=folder), serial, manifest.files)
+    copy = Manifest(
+        replace(original, name=folder_name(original.step, secrets.token_hex(4))), serial, manifest.files
+    )
+    _transfer(origin, manifest, place, copy, expired=())
+    return copy.checkpoint
+
+
+def send_checkpoint(origin: Storage, manifest: Manifest, place: Storage, *, keep: int) -> None:
+    """Copy a checkpoint as it is, under its own name and number, and remove what expires by that; again if it is there already.
+
+    Args:
+        origin: Where it lies.
+        manifest: Of the checkpoint.
+        place: Where it is to lie as well.
+        keep: How many checkpoints of its run stay there.
+
+    Raises:
+        ValueError: The original is damaged; the message names the file.
+        CheckpointError: The place could not take it, and what was there is as it was; or one of them cannot be read.
+    """
+    try:
+        before = survey(place)
+    except FileNotFoundError:
+        before = Survey((), {}, ())
+    if any(there.checkpoint.name == manifest.checkpoint.name for there in before.good):
+        return
+    if manifest.checkpoint.name in before.attempts:
+        discard(place, manifest.checkpoint.name)  # nobody else has this name: it was cut off here
+    sweep(place, tuple(set(before.attempts) - {manifest.checkpoint.name}), now=time.time())
+    newest_first = sorted((manifest, *before.good), key=lambda entry: -entry.serial)
+    after = replace(before, good=tuple(newest_first))
+    gone = expired(after, keep=keep, run_id=manifest.checkpoint.run_id)
+    _transfer(
+        origin, manifest, place, manifest, expired=[name for name in gone if name != manifest.checkpoint.name]
+    )
+
+
+def _transfer(
+    origin: Storage, manifest: Manifest, place: Storage, copy: Manifest, *, expired: Sequence[str]
+) -> None:
+    """Write the files of one manifest as those of another; ValueError names the file of the original that is damaged."""
+    original, folder = manifest.checkpoint, copy.checkpoint.name
     faults: list[Exception] = []
     committing = False
     try:
@@ -112,7 +152,7 @@ def _copy(origin: Storage, manifest: Manifest, place: Storage) -> Checkpoint:
             with contextlib.closing(_pieces(origin, manifest, name, faults)) as pieces:
                 place.write(folder, name, pieces)
         committing = True
-        place.commit(folder, write_manifest(copy, writer=manifest.writer), expired=())
+        place.commit(folder, write_manifest(copy, writer=manifest.writer), expired=expired)
     except BaseException as error:
         if not committing or isinstance(error, OSError) or not is_committed(place, folder):
             discard(place, folder)
@@ -126,7 +166,6 @@ def _copy(origin: Storage, manifest: Manifest, place: Storage) -> Checkpoint:
             f"could not copy {original.name} to '{place.place}': {error}; needed {original.bytes} bytes, free "
             f"{'unknown' if free is None else free}; what was there is as it was"
         ) from error
-    return copy.checkpoint
 
 
 def _pieces(

@@ -54,6 +54,8 @@ class Hub:
         squash_every: The history is made one commit when it has this many; 0 for never.
     """
 
+    is_remote = True
+
     def __init__(self, repository: Repository, *, squash_every: int = 0) -> None:
         self._repository = repository
         self._squash_every = squash_every

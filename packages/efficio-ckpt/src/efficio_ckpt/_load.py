@@ -13,6 +13,7 @@ from ._leaf import MAX_DEPTH
 from ._manifest import FORMAT, MAX_STATE_BYTES, STATE, Manifest, folder_step
 from ._save import check_arguments, expired
 from ._shard import checked, read_shard
+from ._spool import with_spool
 from ._storage import Storage, StorageLike, open_storage
 from ._survey import Survey, is_gone, is_io_damage, note_damage, survey
 from ._tree import Tree, unflatten
@@ -33,7 +34,7 @@ def load_checkpoint(
     """Return the newest good checkpoint and its tree, whose tensors are on the CPU.
 
     Newest is what was saved last, whatever its step and the clock: a run that went back and saved again continues from
-    there. Every byte is checked before anything is returned. A damaged checkpoint is logged and left where it is, with a
+    there. What a saver of this machine could not upload yet counts, too. Every byte is checked before anything is returned. A damaged checkpoint is logged and left where it is, with a
     note beside it if one can be written, and the next older one is tried.
 
     Args:
@@ -45,7 +46,7 @@ def load_checkpoint(
         FileNotFoundError: Nothing of the kind was ever committed there.
         CheckpointError: There are checkpoints, but none is good; or the storage cannot be read.
     """
-    place = open_storage(storage)
+    place = with_spool(storage)
     vanished = True
     attempts: tuple[str, ...] = ()
     for _ in range(_MAX_RESTARTS):

@@ -36,6 +36,12 @@ class Objects:
     place: str
     secrets: frozenset[str] = field(default=frozenset(), repr=False)
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether a network lies between; memory and folders of this machine are none."""
+        protocol = self.system.protocol
+        return not {"memory", "file", "local"} & {*((protocol,) if isinstance(protocol, str) else protocol)}
+
     def folders(self) -> list[str]:
         return sorted(self._list(self.root))
 

@@ -145,6 +145,8 @@ def write_checkpoint(
     metadata: dict[str, Any],
     run_id: str | None,
     shard_bytes: int = SHARD_BYTES,
+    after_serial: int = 0,
+    held: Callable[[], frozenset[str]] = frozenset,
     clock: Callable[[], float] = time.time,
 ) -> Checkpoint:
     """Write and commit a flattened tree, then remove what has expired.
@@ -158,6 +160,8 @@ def write_checkpoint(
         metadata: Of JSON types.
         run_id: Identity of the run.
         shard_bytes: Limit of a data file.
+        after_serial: The serial number comes after this one, too.
+        held: Returns folders that must not be removed this time.
         clock: Unix time in seconds.
 
     Raises:
@@ -180,11 +184,11 @@ def write_checkpoint(
     _warn_if_short(
         storage, needed=needed, missing=keep + 1 - sum(m.checkpoint.run_id == run_id for m in before.good)
     )
-    serial = 1 + max((manifest.serial for manifest in before.good), default=0)
+    serial = 1 + max([after_serial, *(manifest.serial for manifest in before.good)])
     if serial >= MAX_SERIAL:
         raise CheckpointError(
-            f"could not save step {step} to '{storage.place}': {before.good[0].checkpoint.name} says that it is save "
-            f"number {serial - 1}, and none can come after it; move that folder away"
+            f"could not save step {step} to '{storage.place}': a checkpoint there says that it is save number {serial - 1}, "
+            "and none can come after it; move its folder away"
         )
     folder = folder_name(step, secrets.token_hex(4))
     files: dict[str, FileDigest] = {}
@@ -214,11 +218,8 @@ def write_checkpoint(
         manifest = Manifest(checkpoint, serial, files)
         after = replace(before, good=(manifest, *before.good))
         committing = True
-        storage.commit(
-            folder,
-            write_manifest(manifest, writer=_writer()),
-            expired=expired(after, keep=keep, run_id=run_id),
-        )
+        gone = [name for name in expired(after, keep=keep, run_id=run_id) if name not in held()]
+        storage.commit(folder, write_manifest(manifest, writer=_writer()), expired=gone)
     except BaseException as error:
         # Ctrl-C may come when the checkpoint stands already and others have been removed for it.
         if not committing or isinstance(error, OSError) or not is_committed(storage, folder):

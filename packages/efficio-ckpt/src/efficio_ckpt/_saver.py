@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import threading
@@ -22,10 +23,12 @@ from ._folder import Folder
 from ._manifest import check_metadata
 from ._priority import give_way
 from ._save import Mode, check_arguments, write_checkpoint
+from ._spool import Spool
 from ._staging import Pool, Staged, stage
 from ._status import SaverStatus
-from ._storage import Guarded, Storage, StorageLike, open_storage
+from ._storage import Storage
 from ._tree import Tree, flatten
+from ._uploader import Uploader
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +51,9 @@ class Saver:
     _wait_copied: Callable[[], None]
 
     def __init__(self, storage: Storage, *, mode: Mode, keep: int, run_id: str | None) -> None:
-        self._storage = storage
+        self._storage: Storage = storage.folder if isinstance(storage, Spool) else storage
+        self._target = storage
+        self._uploader = Uploader(storage, keep=keep, run_id=run_id) if isinstance(storage, Spool) else None
         self._mode = mode
         self._keep = keep
         self._run_id = run_id
@@ -61,11 +66,20 @@ class Saver:
         # A script may end, or forget the saver, before it makes the call that would raise it.
         weakref.finalize(self, _tell, self._errors)
         self._forget_threads()
+        if self._uploader is not None:
+            self._uploader.poke()  # what a former process left behind
 
     @property
     def status(self) -> SaverStatus:
         """What has been done so far; reading it raises nothing and waits for nothing."""
-        return self._status
+        if self._uploader is None:
+            return self._status
+        return replace(self._status, upload=self._uploader.status)
+
+    @property
+    def near(self) -> Storage:
+        """Where what was saved last is read from fastest: the spool, once something was saved here, else the storage."""
+        return self._storage if self._status.committed else self._target
 
     def save(
         self,
@@ -136,6 +150,8 @@ class Saver:
             )
             if wait:
                 self._join()
+            if wait and self._status.error is None:
+                self._finish_upload()
             self._update(blocked_seconds=time.perf_counter() - begun)
             if wait:
                 self._raise_error()
@@ -150,15 +166,20 @@ class Saver:
         self._fence.finish()
         self._wait_copied()
 
-    def wait(self) -> None:
+    def wait(self, *, upload: bool = True) -> None:
         """Return when no save is in flight: the last one is durable, or has failed.
 
+        Args:
+            upload: Where there is a spool, durable means that the remote storage holds it, and not the spool alone.
+
         Raises:
-            CheckpointError: A save failed whose error was not raised yet.
+            CheckpointError: A save failed whose error was not raised yet, or its upload.
         """
         self._notice_fork()
         with self._turn:
             self._join()
+            if upload and self._status.error is None:
+                self._finish_upload()
         self._raise_error()
 
     def take_error(self) -> CheckpointError | None:
@@ -181,6 +202,10 @@ class Saver:
             self._join()
             self._fence.unwatch()
             self._pool = Pool()
+            if self._uploader is not None:
+                self._finish_upload()
+                self._uploader.stop()
+                self._uploader.clear()
             self._drop_claim()
         self._raise_error()
 
@@ -227,6 +252,13 @@ class Saver:
             # What ended the block matters more.
             logger.warning("%s", failure)
 
+    def _finish_upload(self) -> None:
+        if self._uploader is not None:
+            try:
+                self._uploader.finish()
+            except CheckpointError as error:
+                self._fail(error)
+
     def _hold_claim(self) -> None:
         if self._run_id is not None and isinstance(self._storage, Folder):
             self._claim = hold_claim(self._storage, self._run_id, held=self._claim)
@@ -244,8 +276,10 @@ class Saver:
             if in_background and threading.current_thread() is self._thread:
                 give_way()
             self._hold_claim()
-            checkpoint = write_checkpoint(
-                self._storage,
+            write = (
+                self._uploader.write if self._uploader else functools.partial(write_checkpoint, self._storage)
+            )
+            checkpoint = write(
                 staged.flat,
                 step=step,
                 mode=self._mode,
@@ -268,6 +302,8 @@ class Saver:
                 committed_seconds=self._status.committed_seconds + seconds,
                 committed_bytes=self._status.committed_bytes + checkpoint.bytes,
             )
+            if self._uploader is not None:
+                self._uploader.poke()
 
     def _complete(self, staged: Staged) -> None:
         changed = staged.deferred.finish()
@@ -332,6 +368,8 @@ class Saver:
 
     def _forget_threads(self) -> None:
         """Begin without a save in flight: a forked child has none of its parent's threads, and may have its locked locks."""
+        if self._uploader is not None:
+            self._uploader.forget_thread()
         self._pid = os.getpid()
         self._turn = threading.RLock()
         self._guard = threading.RLock()
@@ -340,37 +378,6 @@ class Saver:
         self._claim = None
         self._wait_copied = lambda: None
         self._status = replace(self._status, in_flight_step=None, error=None)
-
-
-def background_saver(
-    storage: StorageLike,
-    *,
-    mode: Mode = "exact",
-    keep: int = 2,
-    run_id: str | None = None,
-) -> Saver:
-    """Return a saver that writes checkpoints in the background; use it after ``with``, or close it.
-
-    The interpreter does not exit before a save in flight is durable.
-
-    Args:
-        storage: A path, a URL, or what `open_storage` returned.
-        mode: ``"exact"`` keeps every bit.
-        keep: How many checkpoints of this run stay, at least 1.
-        run_id: Tells runs apart that share a storage.
-
-    Raises:
-        ValueError: An argument is out of range, or the storage is unknown.
-        CheckpointError: The storage says already that it will take nothing, as the Hub does for a read-only token.
-    """
-    check_arguments(step=0, mode=mode, keep=keep, run_id=run_id)
-    place = open_storage(storage)
-    if isinstance(place, Guarded):
-        try:
-            place.check_writable()
-        except OSError as error:
-            raise CheckpointError(f"'{place.place}' takes no checkpoints: {error}") from error
-    return Saver(place, mode=mode, keep=keep, run_id=run_id)
 
 
 def _tell(errors: Sequence[CheckpointError]) -> None:

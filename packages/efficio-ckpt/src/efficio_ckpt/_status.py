@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from ._uploader import UploadStatus
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,7 @@ class SaverStatus:
         committed_bytes: Size of all of these together, whether they are still there or not.
         skipped: Calls that found another save in flight.
         error: Text of an error that has not been raised yet.
+        upload: How far a remote storage is, where there is one.
     """
 
     last_step: int | None = None
@@ -32,3 +35,4 @@ class SaverStatus:
     committed_bytes: int = 0
     skipped: int = 0
     error: str | None = None
+    upload: UploadStatus = field(default_factory=UploadStatus)

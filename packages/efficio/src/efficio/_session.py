@@ -17,11 +17,11 @@ from efficio_ckpt import (
     Saver,
     background_saver,
     load_checkpoint,
-    open_storage,
     put_snapshot,
     rng_state,
     set_rng_state,
     snapshot_tree,
+    spooled,
 )
 from efficio_data import Position
 
@@ -62,7 +62,7 @@ class Session:
         clock: Callable[[], float],
         tell: Callable[[str], None],
     ) -> None:
-        self._storage = open_storage(storage)
+        self._storage = spooled(storage)
         self._mode = mode
         self._keep = keep
         self._seed = seed
@@ -202,7 +202,7 @@ class Session:
             return False
         self.progress.seconds = self._seconds_before + max(0.0, self._clock() - self._started)
         if wait:
-            self._is_durable()  # or its error would only be logged
+            self._is_durable(upload=False)  # or its error would only be logged
         tree = {
             "objects": {**self._stored, **snapshot_tree(self.objects)},
             "progress": self.progress.to_tree(),
@@ -244,8 +244,8 @@ class Session:
 
     def rewind(self) -> None:
         """Load the newest good checkpoint of this run over what is in memory."""
-        self._is_durable()
-        _, tree = load_checkpoint(self._storage, run_id=self._run_id)
+        self._is_durable(upload=False)
+        _, tree = load_checkpoint(self.saver.near, run_id=self._run_id)
         put_snapshot(tree["objects"], self.objects)
         self._rng = tree["rng"]
         self._restore_generators()
@@ -270,10 +270,10 @@ class Session:
         if self._rng is not None:
             set_rng_state(self._rng)
 
-    def _is_durable(self) -> bool:
-        """Wait for the save in flight; False, and a line in the log, if it failed."""
+    def _is_durable(self, *, upload: bool = True) -> bool:
+        """Wait for the save in flight, and for its upload if there is one; False, and a line in the log, if it failed."""
         try:
-            self.saver.wait()
+            self.saver.wait(upload=upload)
         except CheckpointError as error:
             self._tell(f"a save failed, and the checkpoints before it stand: {error}")
             return False
