@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from efficio_precision import Policy, to_channels_last
+from efficio_precision import Policy, to_channels_last, unsafe_under_autocast
+
+from ._naming import is_scheduler
+from ._words import bce_note, scheduler_note
 
 
 def fit_notes(objects: Mapping[str, Any]) -> list[str]:
@@ -41,6 +44,32 @@ def fit_notes(objects: Mapping[str, Any]) -> list[str]:
             notes.append(
                 f"{name} ({type(thing).__name__}) is no torch.optim.Optimizer: run.step() does not step it, do so yourself"
             )
+    return notes
+
+
+def prepared_notes(
+    objects: Mapping[str, Any],
+    added: Mapping[str, Any],
+    unknown: Sequence[str],
+    *,
+    interval: str | None,
+    policy: Policy,
+) -> list[str | None]:
+    """What there is to say about objects that were just prepared, in plain words; None is nothing.
+
+    Args:
+        objects: All prepared ones by name.
+        added: Those that are new among them.
+        unknown: Names of those that the checkpoint does not hold.
+        interval: When schedulers are stepped.
+        policy: The number format.
+    """
+    notes: list[str | None] = [f"not in the checkpoint, so new: {', '.join(unknown)}"] if unknown else []
+    notes += fit_notes(objects)
+    notes.append(scheduler_note([name for name, thing in added.items() if is_scheduler(thing)], interval))
+    if policy.dtype != torch.float32:
+        models = [thing for thing in objects.values() if isinstance(thing, nn.Module)]
+        notes.append(bce_note(unsafe_under_autocast(*models)))
     return notes
 
 

@@ -23,14 +23,13 @@ from efficio_precision import (
     make_scaler,
     precision_policy,
     step_optimizer,
-    unsafe_under_autocast,
 )
 from efficio_report import GPUSample, Report, Totals, collect_report, span
 
 from ._arguments import whole_number
 from ._console import Notes
 from ._determinism import reserve_workspace
-from ._fit import fit_notes, place_models
+from ._fit import place_models, prepared_notes
 from ._greeting import environment, greet
 from ._live import Live
 from ._loop import Loop
@@ -39,7 +38,7 @@ from ._schedule import Schedule
 from ._schedulers import Schedulers
 from ._session import Session
 from ._source import open_source
-from ._words import bce_note, failed_saves_note, scheduler_note
+from ._words import failed_saves_note
 
 _SCALER = "@scaler"  # no keyword of the user's can be that
 
@@ -145,20 +144,15 @@ class Run:
                 self._live.step = self._first_step = session.progress.step
                 self._live.skipped = session.progress.skipped
                 greet(session, self.policy, self._budget, self._notes, seed=self._seed, scaler=self._scaler)
-            if unknown:
-                self._notes.tell(f"not in the checkpoint, so new: {', '.join(unknown)}")
             known = session.objects.values()
             self._models = [thing for thing in known if isinstance(thing, nn.Module)]
             self._optimizers = [thing for thing in known if isinstance(thing, Optimizer)]
             self._schedulers.add([thing for thing in known if is_scheduler(thing)])
-            self._notes.tell(*fit_notes(session.objects))
             self._notes.tell(
-                scheduler_note(
-                    [name for name, thing in added.items() if is_scheduler(thing)], self._schedulers.interval
+                *prepared_notes(
+                    session.objects, added, unknown, interval=self._schedulers.interval, policy=self.policy
                 )
             )
-            if self.policy.dtype != torch.float32:
-                self._notes.tell(bce_note(unsafe_under_autocast(*self._models)))
         given = (*objects, *named.values())
         return given[0] if len(given) == 1 else given
 
