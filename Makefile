@@ -25,6 +25,8 @@ $(INSTALLED): requirements-dev.txt $(foreach package,$(PACKAGES),packages/$(pack
 	@test -x $(PY) && $(PY) -m pip --version >/dev/null 2>&1 || { echo "Making $(VENV)"; $(PYTHON) -m venv --clear $(VENV); }
 	$(PY) -m pip install --upgrade pip
 	$(PY) -m pip install -r requirements-dev.txt
+	@test -x $(VENV)/s3-server/bin/python || $(PY) -m venv $(VENV)/s3-server
+	$(VENV)/s3-server/bin/python -m pip install -q 'moto[server]>=5'
 	@touch $@
 
 $(INSTALLED_PEERS): $(INSTALLED) requirements-bench.txt

@@ -8,6 +8,7 @@ from typing import Any, Final
 from torch import Tensor
 
 from ._checkpoint import Checkpoint, CheckpointError
+from ._folder import Folder
 from ._json import from_json
 from ._leaf import MAX_DEPTH
 from ._manifest import FORMAT, MAX_STATE_BYTES, STATE, Manifest, folder_step
@@ -64,7 +65,7 @@ def load_checkpoint(
         attempts = found.attempts
         for manifest in chosen:
             try:
-                return manifest.checkpoint, _read_tree(place, manifest, with_sha256=False)
+                return manifest.checkpoint, _read_twice(place, manifest)
             except ValueError as error:  # noqa: PERF203 - it goes on to the next
                 if is_gone(place, manifest.checkpoint.name):
                     vanished = True
@@ -199,6 +200,17 @@ def _note(storage: Storage, manifest: Manifest, error: ValueError) -> None:
     # A file that could not be read this time may be whole.
     if not isinstance(error.__cause__, OSError):
         note_damage(storage, manifest.checkpoint.name, str(error))
+
+
+def _read_twice(storage: Storage, manifest: Manifest) -> Tree:
+    """Read and check all files, again where a network may have spoiled them on the way; ValueError names the damaged one."""
+    try:
+        return _read_tree(storage, manifest, with_sha256=False)
+    except ValueError as error:
+        if isinstance(storage, Folder) or is_gone(storage, manifest.checkpoint.name):
+            raise
+        logger.warning("'%s': %s; reading it again", storage.place, error)
+    return _read_tree(storage, manifest, with_sha256=False)
 
 
 def _read_tree(storage: Storage, manifest: Manifest, *, with_sha256: bool) -> Tree:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import logging
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -17,6 +19,7 @@ from ._storage import FileInfo, without_secrets
 logger = logging.getLogger(__name__)
 
 _MAX_LISTINGS: Final = 100
+_PROBE: Final = "efficio-write-check"
 _TIMES: Final = ("mtime", "LastModified", "last_modified", "updated", "created")
 
 
@@ -52,9 +55,26 @@ class Objects:
             if info.get("type") != "directory"
         }
 
+    def check_writable(self) -> None:
+        """Write a small object and remove it, before there is anything to lose; nothing is done where no network lies between.
+
+        Raises:
+            OSError: It was refused, or there is no such bucket.
+        """
+        if self.is_remote:
+            probe = self._path(f"{_PROBE}-{os.urandom(4).hex()}")
+            self._put(probe, b"")
+            try:
+                self._call(self.system.rm_file, probe)
+            except OSError as error:
+                logger.warning(
+                    "what expires in '%s' will stay there, as nothing can be removed: %s", self.place, error
+                )
+
     def begin(self, folder: str, note: bytes) -> None:
-        self._call(self.system.makedirs, self._path(folder), exist_ok=True)
-        self._call(self.system.pipe_file, self._path(folder, WRITER), note)
+        if not self.is_remote:  # an object store has no folders, and some clients would make a bucket
+            self._call(self.system.makedirs, self._path(folder), exist_ok=True)
+        self._put(self._path(folder, WRITER), note)
 
     def write(self, folder: str, name: str, chunks: Iterable[memoryview]) -> None:
         def upload() -> None:
@@ -91,6 +111,16 @@ class Objects:
 
     def free_bytes(self) -> int | None:
         return None
+
+    def _put(self, path: str, data: bytes) -> None:
+        try:
+            self._call(self.system.pipe_file, path, data)
+        except FileNotFoundError:
+            bucket = self.root.partition("/")[0]
+            raise OSError(
+                errno.ENXIO,
+                f"{self.place}: there is no bucket '{bucket}', or none for these credentials; make it first",
+            ) from None
 
     def _path(self, *names: str) -> str:
         return "/".join((self.root.rstrip("/"), *names))
@@ -161,9 +191,9 @@ def open_objects(url: str, *, place: str, options: Mapping[str, Any]) -> Objects
     """
     from fsspec.core import url_to_fs
 
-    secrets = {url[len(url.partition("://")[0]) + 3 :]} if without_secrets(url) != url else set()
-    secrets |= {part for part in _credentials(url) if part}
-    secrets |= {text for text in _texts(options) if len(text) > 3}
+    hidden = {url[len(url.partition("://")[0]) + 3 :]} if without_secrets(url) != url else set()
+    hidden |= {part for part in _credentials(url) if part}
+    hidden |= {text for text in _texts(options) if len(text) > 3}
     try:
         system, root = url_to_fs(url, **options)
     except ImportError as error:
@@ -171,7 +201,7 @@ def open_objects(url: str, *, place: str, options: Mapping[str, Any]) -> Objects
     except Exception as error:  # noqa: BLE001 - each client has error classes of its own
         reason = f"storage='{place}' cannot be opened: {type(error).__name__}"
     else:
-        return Objects(system, root, place, frozenset(secrets))
+        return Objects(system, root, place, frozenset(hidden))
     raise ValueError(reason)
 
 

@@ -27,7 +27,7 @@ _HURRIED_SECONDS: Final = 3.0
 _PATIENCE: Final = 4
 """Failures in a row after which somebody who waits is told."""
 
-_LASTING: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EDQUOT, errno.ENOSPC})
+_LASTING: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EDQUOT, errno.ENOSPC, errno.ENXIO})
 """Errors that do not pass by themselves."""
 
 
