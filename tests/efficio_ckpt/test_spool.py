@@ -433,15 +433,15 @@ def test_a_forked_child_neither_hangs_nor_uploads_for_its_parent(far):
 @pytest.mark.parametrize(
     ("environ", "folder"),
     [
-        ({}, "/home/me/.cache/efficio/spool/run-"),
+        ({}, "/me/.cache/efficio/spool/run-"),
         ({"XDG_CACHE_HOME": "/c"}, "/c/efficio/spool/run-"),
         ({"EFFICIO_SPOOL": "/s", "XDG_CACHE_HOME": "/c"}, "/s/run-"),
     ],
     ids=["home", "cache", "named"],
 )
 def test_each_storage_has_a_folder_of_its_own(environ, folder):
-    first = spool_path("hf://me/run", environ=environ, home="/home/me")
-    second = spool_path("s3://me/run", environ=environ, home="/home/me")
+    first = spool_path("hf://me/run", environ=environ, home="/me")
+    second = spool_path("s3://me/run", environ=environ, home="/me")
     assert first.startswith(folder)
     assert second.startswith(folder)
     assert first != second

@@ -27,8 +27,8 @@ def spool_path(place: str, *, environ: Mapping[str, str], home: str) -> str:
         home: The user's home.
 
     Example:
-        >>> spool_path("hf://me/run", environ={}, home="/root")
-        '/root/.cache/efficio/spool/run-f1f7bb6cea06'
+        >>> spool_path("hf://me/run", environ={}, home="/me")
+        '/me/.cache/efficio/spool/run-ad5b68678c17'
     """
     root = environ.get(VARIABLE) or f"{environ.get('XDG_CACHE_HOME') or f'{home}/.cache'}/efficio/spool"
     last = re.sub(r"[^A-Za-z0-9._-]+", "-", place.rstrip("/").rpartition("/")[2])[:40]
