@@ -112,6 +112,8 @@ def chain_of(problem):
 class Client:
     """A file system whose client names its secret in every error."""
 
+    protocol = "s3"
+
     def __init__(self, error):
         self.error = error
 

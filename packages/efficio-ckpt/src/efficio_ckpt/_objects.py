@@ -197,7 +197,9 @@ def open_objects(url: str, *, place: str, options: Mapping[str, Any]) -> Objects
     try:
         system, root = url_to_fs(url, **options)
     except ImportError as error:
-        reason = f"storage='{place}' needs a package that is not installed ({error})"
+        extra = {"gs": "gcs", "s3": "s3"}.get(place.partition("://")[0])
+        command = "" if extra is None else f': pip install "efficio-ckpt[{extra}]"'
+        reason = f"storage='{place}' needs a package that is not installed ({error}){command}"
     except Exception as error:  # noqa: BLE001 - each client has error classes of its own
         reason = f"storage='{place}' cannot be opened: {type(error).__name__}"
     else:
