@@ -135,9 +135,14 @@ def victim(pristine, quick_path):
     return Mutable(pristine, quick_path / "run")
 
 
-def is_silent(name, position, files):
-    """The line end of the manifest is the only byte that says nothing."""
-    return name == MANIFEST and position == len(files[name]) - 1
+def is_silent(name, data, files):
+    """The line end of the manifest says nothing, nor does the seventeenth digit of its time, which no float64 has."""
+    if name != MANIFEST:
+        return False
+    try:
+        return json.loads(data) == json.loads(files[name])
+    except ValueError:
+        return False
 
 
 def test_a_thousand_flipped_bits_are_found(victim):
@@ -149,7 +154,7 @@ def test_a_thousand_flipped_bits_are_found(victim):
         data = bytearray(victim.files[name])
         data[position] ^= 1 << bit
         (victim.folder / name).write_bytes(data)
-        if not is_silent(name, position, victim.files):
+        if not is_silent(name, data, victim.files):
             step = load_checkpoint(victim.root)[0].step
             assert step == 1, (name, position, bit)
         (victim.folder / name).write_bytes(victim.files[name])
@@ -161,7 +166,7 @@ def test_a_cut_at_every_page_and_beside_it_is_found(victim):
     for name, data in victim.files.items():
         ends = {end + by for end in range(0, len(data) + 1, 4096) for by in (-1, 0, 1)} | {len(data) - 2}
         for end in sorted(end for end in ends if 0 <= end < len(data)):
-            if not is_silent(name, end, victim.files):
+            if not is_silent(name, data[:end], victim.files):
                 (victim.folder / name).write_bytes(data[:end])
                 assert outcome(victim.root) == 1, (name, end)
         victim.restore()
