@@ -186,9 +186,10 @@ def write_checkpoint(
     )
     serial = 1 + max([after_serial, *(manifest.serial for manifest in before.good)])
     if serial >= MAX_SERIAL:
+        last = before.good[0].checkpoint.name if before.good else "a checkpoint elsewhere"
         raise CheckpointError(
-            f"could not save step {step} to '{storage.place}': a checkpoint there says that it is save number {serial - 1}, "
-            "and none can come after it; move its folder away"
+            f"could not save step {step} to '{storage.place}': {last} says that it is save number {serial - 1}, and none "
+            "can come after it; move that folder away"
         )
     folder = folder_name(step, secrets.token_hex(4))
     files: dict[str, FileDigest] = {}
