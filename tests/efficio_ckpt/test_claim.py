@@ -1,5 +1,6 @@
 """Two processes that save one run are noticed; a machine that was taken away stands in nobody's way."""
 
+import io
 import json
 import os
 import signal
@@ -184,3 +185,22 @@ def test_of_many_processes_that_begin_at_once_one_saves(quick_path):
         for child, file in children:
             file.close()
             end(child)
+
+
+class Slow(Folder):
+    """A folder in which the text of a claim arrives after its name."""
+
+    def open(self, folder, name):
+        reads.append(name)
+        return io.BytesIO() if len(reads) < 3 else super().open(folder, name)
+
+
+reads = []
+
+
+def test_a_claim_that_is_being_written_is_not_taken_for_a_torn_one(quick_path):
+    first = hold_claim(Folder(str(quick_path)), "run", held=None)
+    reads.clear()
+    assert hold_claim(Slow(str(quick_path)), "run", held=None) == first
+    assert len(reads) == 3
+    assert len(claims(quick_path)) == 1

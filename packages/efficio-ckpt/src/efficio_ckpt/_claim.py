@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import time
 
 from ._checkpoint import CheckpointError
 from ._folder import Folder
@@ -12,6 +13,8 @@ from ._survey import Writer, is_running, note_of, read_writer, this_writer
 logger = logging.getLogger(__name__)
 
 _MAX_ATTEMPTS = 5
+_MAX_READS = 20
+_READ_SECONDS = 0.01
 
 
 def claim_name(run_id: str, number: int) -> str:
@@ -95,7 +98,13 @@ def _claims(folder: Folder, run_id: str) -> list[str]:
 
 def _owner(folder: Folder, name: str) -> Writer | None:
     """Return who made a claim, None if it is gone or was torn by the end of its process."""
-    try:
-        return read_writer(folder, "", name)
-    except FileNotFoundError:
-        return None
+    for _ in range(_MAX_READS):
+        try:
+            owner = read_writer(folder, "", name)
+        except FileNotFoundError:
+            return None
+        if owner is not None:
+            return owner
+        # It may have been made this very moment, and its text be on its way.
+        time.sleep(_READ_SECONDS)
+    return None
