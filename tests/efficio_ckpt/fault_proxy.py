@@ -1,154 +1,186 @@
-"""A proxy in front of an emulator of an object store, which answers some of the requests wrongly."""
+"""A proxy in front of an HTTP server, which does to requests what networks and services do to them.
 
+It knows nothing of what is spoken through it: the same faults are met by every client and service.
+"""
+
+import http.client
 import re
+import socket
+import struct
 import threading
+import time
 from contextlib import contextmanager
-from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
 
-KINDS = ("drop request", "drop response", "truncate", "flip")
-_OWN_HEADERS = {"connection", "transfer-encoding", "content-length", "keep-alive"}
+PAGE = b"<html><head><title>Sign in</title></head><body>Welcome to the airport.</body></html>"
+_HOP_BY_HOP = {"connection", "transfer-encoding", "keep-alive", "content-length", "server", "date"}
 
 
 @dataclass
 class Fault:
-    """What goes wrong, at which requests, and how often.
+    """What goes wrong with requests that match.
 
-    Args:
-        kind: A status to answer with, or one of KINDS: the request never arrives; it is carried out and not answered; the answer
-            ends early; one bit of it is flipped.
-        method: Of the requests it is for.
-        path: Regular expression that is found in the path and query.
-        times: How often; None for ever.
-        headers: Of the answer, for a status.
+    ``kind`` is a status or ``page``, a page of HTML with status 200, of which the service never hears; or ``reset`` before it is sent
+    on, ``cut`` in the middle of what the client sends, ``lost`` after the service has done it, ``late`` by ``seconds``; and for an
+    answer with a body ``truncated`` and ``flipped`` by a bit.
     """
 
-    kind: object
+    kind: int | str
     method: str = ""
     path: str = ""
-    times: int | None = 1
-    headers: tuple = ()
-    hits: int = 0
+    skip: int = 0
+    times: int = 1
+    body: bytes = b"something went wrong"
+    headers: dict = field(default_factory=dict)
+    seconds: float = 0.0
+    then: list = field(default_factory=list)  # faults that begin when this one was suffered
 
     def takes(self, method, path):
-        if self.times is not None and self.hits >= self.times:
+        if (self.method and self.method != method) or not re.search(self.path, path) or self.times <= 0:
             return False
-        return self.method in ("", method) and re.search(self.path, path) is not None
+        if self.skip > 0:
+            self.skip -= 1
+            return False
+        self.times -= 1
+        return True
 
 
-class Proxy(ThreadingHTTPServer):
-    """Forwards to one upstream address; `requests` has what came in."""
-
+class FaultProxy(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 64
 
-    def __init__(self, upstream):
+    def __init__(self, upstream=""):
         super().__init__(("127.0.0.1", 0), Handler)
-        self.upstream = upstream
-        self.faults = []
-        self.requests = []
-        self.lock = threading.Lock()
+        self.upstream = upstream  # "http://host:port"
+        self.lock = threading.RLock()
+        self.faults: list[Fault] = []
+        self.log: list[str] = []
+        self.suffered = 0
 
     @property
     def url(self):
-        return f"http://127.0.0.1:{self.server_port}"
+        return f"http://127.0.0.1:{self.server_address[1]}"
 
     def fail(self, kind, **options):
-        fault = Fault(kind, **options)
-        self.faults.append(fault)
-        return fault
+        self.faults.append(Fault(kind, **options))
+        return self.faults[-1]
 
     def heal(self):
+        """Begin anew: no faults, and nothing in the log."""
         self.faults.clear()
-        self.requests.clear()
+        self.log.clear()
+        self.suffered = 0
 
     def handle_error(self, request, client_address):
-        """A client that hangs up is no news."""
+        pass  # a client that hangs up is part of the tests
 
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    wbufsize = -1
 
-    def log_message(self, *args):
+    def log_message(self, *arguments):
         pass
 
-    def handle_one_request(self):
-        self.close_connection = True
-        self.raw_requestline = self.rfile.readline(65537)
-        if self.raw_requestline and self.parse_request():
-            self.forward()
+    def handle_request(self):
+        server = self.server
+        with server.lock:
+            server.log.append(f"{self.command} {self.path}")
+            fault = next((fault for fault in server.faults if fault.takes(self.command, self.path)), None)
+            if fault:
+                server.suffered += 1
+                server.faults += fault.then
+        kind = fault.kind if fault else None
+        if "100-continue" in (self.headers.get("Expect") or "").lower():
+            self.send_response_only(100)
+            self.end_headers()
+            self.wfile.flush()
+        if kind == "cut":
+            self.rfile.read(int(self.headers.get("Content-Length") or 0) // 2)
+            self.reset()
+            return
+        body = self.read_body()
+        if kind == "reset":
+            self.reset()
+            return
+        if isinstance(kind, int):
+            self.reply(kind, fault.headers, fault.body)
+            return
+        if kind == "late":
+            time.sleep(fault.seconds)
+        if kind == "page":
+            self.reply(200, {"Content-Type": "text/html"}, PAGE)
+            return
+        status, headers, answer = self.forward(body)
+        if kind == "lost":
+            self.reset()
+            return
+        if kind == "flipped" and answer:
+            middle = len(answer) // 2
+            answer = answer[:middle] + bytes([answer[middle] ^ 4]) + answer[middle + 1 :]
+        self.reply(status, headers, answer, cut=kind == "truncated")
 
-    def body(self):
-        if "chunked" in self.headers.get("Transfer-Encoding", ""):
-            data = b""
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = do_PATCH = handle_request
+
+    def read_body(self):
+        if "chunked" in (self.headers.get("Transfer-Encoding") or "").lower():
+            parts = []
             while size := int(self.rfile.readline().split(b";")[0], 16):
-                data += self.rfile.read(size)
+                parts.append(self.rfile.read(size))
                 self.rfile.readline()
             self.rfile.readline()
-            return data
+            return b"".join(parts)
         return self.rfile.read(int(self.headers.get("Content-Length") or 0))
 
-    def forward(self):
-        server = self.server
-        if self.headers.get("Expect") == "100-continue":
-            self.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        body = self.body()
-        with server.lock:
-            server.requests.append((self.command, self.path))
-            fault = next((f for f in server.faults if f.takes(self.command, self.path)), None)
-            if fault is not None:
-                fault.hits += 1
-        kind = None if fault is None else fault.kind
-        if isinstance(kind, int):
-            self.reply(kind, "refused", [("Content-Type", "text/plain"), *fault.headers], b"no")
-            return
-        if kind == "drop request":
-            return
-        status, reason, headers, answer = self.ask(body)
-        if kind == "drop response":
-            return
-        if kind == "flip" and answer:
-            middle = len(answer) // 2
-            answer = answer[:middle] + bytes([answer[middle] ^ 16]) + answer[middle + 1 :]
-        self.reply(status, reason, headers, answer, cut=kind == "truncate")
-
-    def ask(self, body):
-        headers = {k: v for k, v in self.headers.items() if k.lower() not in {*_OWN_HEADERS, "expect"}}
-        connection = HTTPConnection(*self.server.upstream, timeout=30)
+    def forward(self, body):
+        connection = http.client.HTTPConnection(urlsplit(self.server.upstream).netloc, timeout=30)
+        headers = {
+            name: value
+            for name, value in self.headers.items()
+            if name.lower() not in {*_HOP_BY_HOP, "expect", "accept-encoding"}
+        }
         try:
+            # The Host that the client has signed stays.
             connection.request(self.command, self.path, body=body, headers=headers)
             answer = connection.getresponse()
-            return answer.status, answer.reason, answer.getheaders(), answer.read()
-        except (OSError, HTTPException):
-            return 502, "no upstream", [], b""
+            return answer.status, dict(answer.getheaders()), answer.read()
         finally:
             connection.close()
 
-    def reply(self, status, reason, headers, answer, *, cut=False):
-        self.send_response_only(status, reason)
-        length = len(answer)
-        for name, value in headers:
-            if name.lower() == "content-length" and self.command == "HEAD":
-                length = int(value)
-            elif name.lower() not in _OWN_HEADERS:
+    def reply(self, status, headers, body, *, cut=False):
+        self.send_response(status)
+        length = None
+        for name, value in headers.items():
+            if name.lower() == "content-length":
+                length = value
+            elif name.lower() not in _HOP_BY_HOP:
                 self.send_header(name, value)
-        if status != 204:
-            self.send_header("Content-Length", str(length))
-        self.send_header("Connection", "close")
+        # That of HEAD speaks of a body that does not come.
+        self.send_header("Content-Length", length if self.command == "HEAD" and length else str(len(body)))
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(answer[: len(answer) // 2] if cut else answer)
+            self.wfile.write(body[: len(body) // 2] if cut else body)
+        if cut:
+            self.wfile.flush()
+            self.reset()
+
+    def reset(self):
+        self.close_connection = True
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.connection.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager
-def fault_proxy(upstream):
-    """A proxy in front of (host, port), until the block ends."""
-    server = Proxy(upstream)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+def fault_proxy(upstream=""):
+    server = FaultProxy(upstream)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:
         yield server
     finally:
         server.shutdown()
-        server.server_close()
         thread.join()
+        server.server_close()

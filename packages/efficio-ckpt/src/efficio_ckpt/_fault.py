@@ -38,7 +38,9 @@ _MAX_UNSTATED_SECONDS: Final = 30.0
 # The Hub counts requests in windows of five minutes.
 _MAX_SECONDS: Final = 330.0
 
-_TOKEN: Final = re.compile(r"\b(?:hf|api)_[A-Za-z0-9_]{3,}")
+_TOKEN: Final = re.compile(
+    r"\b(?:hf|api)_[A-Za-z0-9_]{3,}|\bya29\.[\w.-]{3,}|(?<=Bearer )\S+|(?<=Signature=)[\w%+/=-]+"
+)
 _QUERY: Final = re.compile(r"(https?://[^\s?'\"]+)\?[^\s'\"]*")
 _RATE_LIMIT: Final = re.compile(r";\s*r\s*=\s*0\b.*;\s*t\s*=\s*(\d+)")
 _TRANSPORTS: Final = frozenset({"httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3", "ssl"})

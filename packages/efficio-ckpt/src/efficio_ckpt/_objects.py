@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
+import inspect
 import io
+import itertools
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,20 +15,30 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, BinaryIO, Final, cast
 
+from ._fault import without_tokens
 from ._folder import WRITER, is_own
-from ._manifest import MANIFEST
-from ._storage import FileInfo, without_secrets
+from ._manifest import MANIFEST, Manifest, read_manifest
+from ._secrets import problem_of, secrets_of
+from ._storage import FileInfo
 
 logger = logging.getLogger(__name__)
 
 _MAX_LISTINGS: Final = 100
+_BLOCK_BYTES: Final = 2**25
+"""What is sent, or asked for, in one request: the memory that a client takes is a few times this."""
+
+_PIECE_BYTES: Final = 2**22
 _PROBE: Final = "efficio-write-check"
 _TIMES: Final = ("mtime", "LastModified", "last_modified", "updated", "created")
+_PACKAGES: Final = {"gs": "efficio-ckpt[gcs]", "s3": "efficio-ckpt[s3]"}
 
 
 @dataclass(frozen=True)
 class Objects:
     """A prefix of an fsspec file system. One write of an object is atomic there; there is no rename.
+
+    A client that answers "not found" is not believed at once where a network lies between: that answer is a fresh start for a
+    run, and a service gives it for a bucket that is not there, or a proxy for anything.
 
     Args:
         system: The fsspec file system.
@@ -65,7 +78,7 @@ class Objects:
             probe = self._path(f"{_PROBE}-{os.urandom(4).hex()}")
             self._put(probe, b"")
             try:
-                self._call(self.system.rm_file, probe)
+                self._drop(probe)
             except OSError as error:
                 logger.warning(
                     "what expires in '%s' will stay there, as nothing can be removed: %s", self.place, error
@@ -77,57 +90,113 @@ class Objects:
         self._put(self._path(folder, WRITER), note)
 
     def write(self, folder: str, name: str, chunks: Iterable[memoryview]) -> None:
-        def upload() -> None:
-            with self.system.open(self._path(folder, name), "wb") as file:
-                for chunk in chunks:
-                    file.write(chunk)
-
-        self._call(upload)
+        path = self._path(folder, name)
+        pieces = _pieces(chunks)
+        # What fits into one request is sent as one, which does no harm when it is sent again.
+        first = b"".join(itertools.islice(pieces, _BLOCK_BYTES // _PIECE_BYTES))
+        second = next(pieces, None)
+        if second is None:
+            self._put(path, first)
+        else:
+            self._call(self._upload, path, itertools.chain([first, second], pieces))
 
     def commit(self, folder: str, manifest: bytes, *, expired: Sequence[str]) -> None:
-        self._call(self.system.pipe_file, self._path(folder, MANIFEST), manifest)
+        self._check_sizes(folder, read_manifest(manifest, folder=folder))
+        path = self._path(folder, MANIFEST)
+        try:
+            self._create(path, manifest)
+        except OSError as error:
+            # It may have been written and the answer lost; then a client that tries again is told that there is one.
+            if not self._holds(path, manifest):
+                raise
+            logger.info("'%s': the manifest of %s is there, though: %s", self.place, folder, error)
         # From here on the checkpoint stands, and what fails below is no failure of the save.
         try:
-            self._call(self.system.rm_file, self._path(folder, WRITER))
+            self._drop(self._path(folder, WRITER))
             for name in expired:
                 self.remove(name)
         except OSError as error:
             logger.warning("could not clear %s of what is no longer needed: %s", self.place, error)
 
     def open(self, folder: str, name: str) -> BinaryIO:
-        file = self._call(self.system.open, self._path(folder, name), "rb")
+        ask = functools.partial(self._ask_for, folder, name)
+        file = ask(self.system.open, self._path(folder, name), "rb", **self._blocks())
         if isinstance(file, io.BytesIO):
             # Files in memory have one position for all of their readers.
             file = io.BytesIO(file.getvalue())
-        return cast(BinaryIO, _Guarded(file, self._call))
+        return cast(BinaryIO, _Guarded(file, ask))
 
     def remove(self, folder: str) -> None:
         for name in sorted(self.files(folder), key=lambda name: name != MANIFEST):
             if is_own(name):
-                self._call(self.system.rm_file, self._path(folder, name))
-        # Object stores have no folders; where there are some, an empty one does no harm.
-        with contextlib.suppress(OSError):
-            self._call(self.system.rmdir, self._path(folder))
+                self._drop(self._path(folder, name))
+        if not self.is_remote:  # elsewhere an empty one does no harm
+            with contextlib.suppress(OSError):
+                self._call(self.system.rmdir, self._path(folder))
 
     def free_bytes(self) -> int | None:
         return None
 
-    def _put(self, path: str, data: bytes) -> None:
+    def _blocks(self) -> dict[str, int]:
+        return {"block_size": _BLOCK_BYTES} if self.is_remote else {}
+
+    def _upload(self, path: str, pieces: Iterable[bytes]) -> None:
+        file = self.system.open(path, "wb", **self._blocks())
         try:
-            self._call(self.system.pipe_file, path, data)
+            for piece in pieces:
+                file.write(piece)
+            file.close()
+        except BaseException:
+            _abandon(file)
+            raise
+
+    def _check_sizes(self, folder: str, manifest: Manifest) -> None:
+        """See that all has arrived: where an answer was lost, a client may have sent a part twice."""
+        if not self.is_remote:
+            return
+        there = self.files(folder)
+        for name, digest in manifest.files.items():
+            size = there[name].size if name in there else None
+            if size != digest.size:
+                raise OSError(f"{self.place}: of {name} {digest.size} bytes were sent, and {size} are there")
+
+    def _put(self, path: str, data: bytes, **options: str) -> None:
+        try:
+            self._call(self.system.pipe_file, path, data, **options)
         except FileNotFoundError:
-            bucket = self.root.partition("/")[0]
-            raise OSError(
-                errno.ENXIO,
-                f"{self.place}: there is no bucket '{bucket}', or none for these credentials; make it first",
-            ) from None
+            raise self._no_bucket() from None
+
+    def _create(self, path: str, data: bytes) -> None:
+        """Write an object that nobody has written before, where the client and the service know how."""
+        if self.is_remote and "mode" in inspect.signature(self.system.pipe_file).parameters:
+            try:
+                return self._put(path, data, mode="create")
+            except OSError as error:
+                if error.errno != errno.ENOSYS:
+                    raise
+        return self._put(path, data)
+
+    def _holds(self, path: str, data: bytes) -> bool:
+        try:
+            self._call(self.system.invalidate_cache)
+            return bool(self._call(self.system.cat_file, path) == data)
+        except OSError:
+            return False
+
+    def _drop(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):  # a former try, or another process, was faster
+            self._call(self.system.rm_file, path)
 
     def _path(self, *names: str) -> str:
         return "/".join((self.root.rstrip("/"), *names))
 
     def _list(self, path: str) -> dict[str, dict[str, Any]]:
         self._call(self.system.invalidate_cache)
-        entries = self._call(self._entries, path)
+        try:
+            entries = self._call(self._entries, path)
+        except FileNotFoundError:
+            self._check_absent(path)
+            raise
         return {str(entry["name"]).rstrip("/").rpartition("/")[2]: entry for entry in entries}
 
     def _entries(self, path: str) -> list[dict[str, Any]]:
@@ -137,6 +206,39 @@ class Objects:
                 return list(self.system.ls(path, detail=True))
         return list(self.system.ls(path, detail=True))
 
+    def _check_absent(self, path: str) -> None:
+        """Ask in another way whether nothing is there; for that, an existing bucket gives an empty list and no error."""
+        if not self.is_remote:
+            return
+        try:
+            found = self._call(self.system.find, path)
+        except FileNotFoundError:
+            raise self._no_bucket() from None
+        if found:
+            raise OSError(
+                f"{self.place}: the service shows nothing in '{path}', and when asked again it does"
+            )
+
+    def _ask_for(
+        self, folder: str, name: str, function: Callable[..., Any], *args: Any, **options: Any
+    ) -> Any:
+        """Call the client to read a file."""
+        try:
+            return self._call(function, *args, **options)
+        except FileNotFoundError:
+            if self.is_remote and name in self.files(folder):
+                raise OSError(
+                    f"{self.place}: the service lists {folder}/{name} and says that it is not there"
+                ) from None
+            raise
+
+    def _no_bucket(self) -> OSError:
+        bucket = self.root.strip("/").partition("/")[0]
+        return OSError(
+            errno.ENXIO,
+            f"{self.place}: there is no bucket '{bucket}', or none for these credentials; make it first",
+        )
+
     def _call(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Call a client and turn what it raises into an OSError that holds no secret, nor does its chain."""
         try:
@@ -144,15 +246,7 @@ class Objects:
         except FileNotFoundError:
             problem: OSError = FileNotFoundError(f"{self.place}: not there")
         except Exception as error:  # noqa: BLE001 - each client has error classes of its own
-            text = f"{type(error).__name__}: {error}"
-            for secret in self.secrets:
-                text = text.replace(secret, "***")
-            number = getattr(error, "errno", None)
-            problem = (
-                OSError(number, text, self.place)
-                if isinstance(number, int)
-                else OSError(f"{self.place}: {text}")
-            )
+            problem = problem_of(error, place=self.place, secrets=self.secrets)
         raise problem
 
 
@@ -191,38 +285,44 @@ def open_objects(url: str, *, place: str, options: Mapping[str, Any]) -> Objects
     """
     from fsspec.core import url_to_fs
 
-    hidden = {url[len(url.partition("://")[0]) + 3 :]} if without_secrets(url) != url else set()
-    hidden |= {part for part in _credentials(url) if part}
-    hidden |= {text for text in _texts(options) if len(text) > 3}
+    secrets = secrets_of(url, options=options, environ=os.environ)
     try:
         system, root = url_to_fs(url, **options)
     except ImportError as error:
-        extra = {"gs": "gcs", "s3": "s3"}.get(place.partition("://")[0])
-        command = "" if extra is None else f': pip install "efficio-ckpt[{extra}]"'
-        reason = f"storage='{place}' needs a package that is not installed ({error}){command}"
+        package = _PACKAGES.get(url.partition("://")[0].lower())
+        command = "" if package is None else f': pip install "{package}"'
+        text = without_tokens(str(error), secrets)
+        reason = f"storage='{place}' needs a package that is not installed ({text}){command}"
     except Exception as error:  # noqa: BLE001 - each client has error classes of its own
-        reason = f"storage='{place}' cannot be opened: {type(error).__name__}"
+        text = without_tokens(f"{type(error).__name__}: {error}", secrets)
+        reason = f"storage='{place}' cannot be opened: {text}"
     else:
-        return Objects(system, root, place, frozenset(hidden))
+        return Objects(system, root, place, secrets)
     raise ValueError(reason)
 
 
-def _credentials(url: str) -> list[str]:
-    rest = url.partition("://")[2]
-    host, _, query = rest.partition("?")
-    user = host.partition("/")[0].rpartition("@")[0]
-    return [*user.split(":"), *(pair.partition("=")[2] for pair in query.split("&"))]
+def _pieces(chunks: Iterable[memoryview]) -> Iterator[bytes]:
+    """Cut and join buffers into pieces of one size, since a client copies whatever it is given at once."""
+    piece = bytearray()
+    for chunk in chunks:
+        start = 0
+        while start < chunk.nbytes:
+            part = chunk[start : start + _PIECE_BYTES - len(piece)]
+            piece += part
+            start += part.nbytes
+            if len(piece) == _PIECE_BYTES:
+                yield bytes(piece)
+                piece.clear()
+    if piece:
+        yield bytes(piece)
 
 
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _texts(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _texts(item)
+def _abandon(file: Any) -> None:
+    """Let go of an upload; left alone, a client would complete it when the file is forgotten."""
+    with contextlib.suppress(Exception):
+        file.discard()
+    with contextlib.suppress(Exception):
+        file.closed = True
 
 
 def _modified(info: Mapping[str, Any]) -> float | None:

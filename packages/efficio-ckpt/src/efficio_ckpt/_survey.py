@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ._checkpoint import CheckpointError
-from ._folder import DAMAGE, EXPIRED, WRITER, is_own
+from ._folder import DAMAGE, EXPIRED, WRITER, Folder, is_own
 from ._json import from_json
 from ._manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest, folder_step, read_manifest
 from ._storage import FileInfo, Storage
@@ -231,6 +231,16 @@ def _list(storage: Storage, folder: str) -> dict[str, FileInfo]:
 
 
 def _read(storage: Storage, folder: str) -> Manifest | None:
+    try:
+        return _read_once(storage, folder)
+    except ValueError:
+        # Where a network may have spoiled it on the way, it is read again; what was damaged there is damaged still.
+        if isinstance(storage, Folder):
+            raise
+    return _read_once(storage, folder)
+
+
+def _read_once(storage: Storage, folder: str) -> Manifest | None:
     try:
         with storage.open(folder, MANIFEST) as file:
             data = b""
