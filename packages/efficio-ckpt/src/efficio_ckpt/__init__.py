@@ -5,6 +5,7 @@ from ._checkpoint import Checkpoint, CheckpointError
 from ._copy import copy_checkpoint
 from ._inventory import Inventory, remove_checkpoint, take_inventory
 from ._load import list_checkpoints, load_checkpoint, load_state, prune, verify
+from ._retention import Retention
 from ._rng import rng_state, set_rng_state
 from ._save import save_state
 from ._saver import Saver
@@ -19,6 +20,7 @@ __all__ = [
     "CheckpointError",
     "Inventory",
     "Placed",
+    "Retention",
     "Saver",
     "SaverStatus",
     "Spool",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from ._checkpoint import CheckpointError
+from ._retention import Keep
 from ._save import Mode, check_arguments
 from ._saver import Saver
 from ._spool import Spool, spooled
@@ -15,7 +16,7 @@ def background_saver(
     storage: StorageLike,
     *,
     mode: Mode = "exact",
-    keep: int = 2,
+    keep: Keep = 2,
     run_id: str | None = None,
     spool: bool | str | os.PathLike[str] = True,
 ) -> Saver:
@@ -28,7 +29,7 @@ def background_saver(
     Args:
         storage: A path, a URL, or what `open_storage` or `spooled` returned.
         mode: ``"exact"`` keeps every bit.
-        keep: How many checkpoints of this run stay, at least 1.
+        keep: How many checkpoints of this run stay, at least 1; or a `Retention`.
         run_id: Tells runs apart that share a storage.
         spool: Folder of the spool; True for the usual one, False for none: a save is then an upload.
 

@@ -12,6 +12,7 @@ from typing import Final
 
 from ._checkpoint import Checkpoint, CheckpointError
 from ._manifest import MAX_SERIAL, Manifest, folder_name, folder_step, write_manifest
+from ._retention import Keep
 from ._save import discard, expired, is_committed
 from ._shard import checked
 from ._storage import Storage, StorageLike, open_storage
@@ -109,14 +110,14 @@ def _copy(origin: Storage, manifest: Manifest, place: Storage) -> Checkpoint:
     return copy.checkpoint
 
 
-def send_checkpoint(origin: Storage, manifest: Manifest, place: Storage, *, keep: int) -> None:
+def send_checkpoint(origin: Storage, manifest: Manifest, place: Storage, *, keep: Keep) -> None:
     """Copy a checkpoint as it is, under its own name and number, and remove what expires by that; again if it is there already.
 
     Args:
         origin: Where it lies.
         manifest: Of the checkpoint.
         place: Where it is to lie as well.
-        keep: How many checkpoints of its run stay there.
+        keep: How many checkpoints of its run stay there, or a `Retention`.
 
     Raises:
         ValueError: The original is damaged; the message names the file.

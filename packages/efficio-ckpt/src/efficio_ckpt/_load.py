@@ -12,6 +12,7 @@ from ._folder import Folder
 from ._json import from_json
 from ._leaf import MAX_DEPTH
 from ._manifest import FORMAT, MAX_STATE_BYTES, STATE, Manifest, folder_step
+from ._retention import Keep
 from ._save import check_arguments, expired
 from ._shard import checked, read_shard
 from ._spool import with_spool
@@ -158,12 +159,12 @@ def verify(storage: StorageLike) -> list[Checkpoint]:
     return checkpoints
 
 
-def prune(storage: StorageLike, *, keep: int) -> list[Checkpoint]:
-    """Remove all but the newest good checkpoints of each run, and return what was removed.
+def prune(storage: StorageLike, *, keep: Keep) -> list[Checkpoint]:
+    """Remove what expires of each run's good checkpoints, and return what was removed.
 
     Args:
         storage: A path, a URL, or what `open_storage` returned.
-        keep: How many of each run stay, at least 1. Damaged ones neither count nor go.
+        keep: How many of each run stay, at least 1, or a `Retention`. Damaged ones neither count nor go.
 
     Raises:
         CheckpointError: The storage cannot be read, or one cannot be removed.

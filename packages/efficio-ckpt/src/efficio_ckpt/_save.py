@@ -28,6 +28,7 @@ from ._manifest import (
     folder_name,
     write_manifest,
 )
+from ._retention import Keep, kept, retention_of
 from ._shard import SHARD_BYTES, FileDigest, digested, header, memory_of, shards
 from ._storage import Storage, StorageLike, open_storage
 from ._survey import Survey, note_of, survey, sweep, this_writer
@@ -41,14 +42,14 @@ _MODES: Final = ("exact",)
 _DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
-def expired(found: Survey, *, keep: int, run_id: str | None) -> list[str]:
+def expired(found: Survey, *, keep: Keep, run_id: str | None) -> list[str]:
     """Return the folders that a run no longer needs, oldest first.
 
     Checkpoints of other runs and damaged ones neither count nor expire.
 
     Args:
         found: What lies in the storage.
-        keep: Good checkpoints of the run that stay.
+        keep: What stays of the run's good checkpoints.
         run_id: Identity of the run.
 
     Example:
@@ -56,11 +57,12 @@ def expired(found: Survey, *, keep: int, run_id: str | None) -> list[str]:
         []
     """
     own = [
-        manifest.checkpoint.name
+        manifest.checkpoint
         for manifest in found.good
         if manifest.checkpoint.run_id == run_id and manifest.checkpoint.name not in found.suspect
     ]
-    return own[keep:][::-1]
+    stay = kept(own, retention_of(keep))
+    return [checkpoint.name for checkpoint in reversed(own) if checkpoint.name not in stay]
 
 
 def save_state(
@@ -69,14 +71,14 @@ def save_state(
     *,
     step: int,
     mode: Mode = "exact",
-    keep: int = 2,
+    keep: Keep = 2,
     metadata: Mapping[str, Any] | None = None,
     run_id: str | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> Checkpoint:
     """Save a tree; when this returns, it survives a crash of the process and of the machine.
 
-    Nothing that was saved before is overwritten. Afterwards the newest ``keep`` good checkpoints of this run stay; those
+    Nothing that was saved before is overwritten. Afterwards what ``keep`` says of this run's good checkpoints stays; those
     of other runs and damaged ones are never removed.
 
     Args:
@@ -84,7 +86,7 @@ def save_state(
         tree: Nested containers of leaves; tensors on any device. It is read during the call.
         step: Optimizer steps done.
         mode: ``"exact"`` keeps every bit.
-        keep: How many checkpoints of this run stay, at least 1.
+        keep: How many checkpoints of this run stay, at least 1; or a `Retention`.
         metadata: Kept beside it, of JSON types.
         run_id: Tells runs apart that share a storage.
         shard_bytes: A data file holds at most this many bytes, unless one tensor alone is larger.
@@ -111,7 +113,7 @@ def save_state(
     )
 
 
-def check_arguments(*, step: int, mode: str, keep: int, run_id: str | None) -> None:
+def check_arguments(*, step: int, mode: str, keep: Keep, run_id: str | None) -> None:
     """Check what every way of saving takes.
 
     Args:
@@ -126,11 +128,11 @@ def check_arguments(*, step: int, mode: str, keep: int, run_id: str | None) -> N
     """
     if mode not in _MODES:
         raise ValueError(f"mode={mode!r} is unknown; choose one of {', '.join(map(repr, _MODES))}")
-    for name, value, least in [("step", step, 0), ("keep", keep, 1)]:
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"{name}={value!r} is no int; give a count, at least {least}")
-        if value < least or value >= 10**12:
-            raise ValueError(f"{name}={value} is out of range; give a count, at least {least}")
+    if isinstance(step, bool) or not isinstance(step, int):
+        raise TypeError(f"step={step!r} is no int; give a count, at least 0")
+    if step < 0 or step >= 10**12:
+        raise ValueError(f"step={step} is out of range; give a count, at least 0")
+    retention_of(keep)
     if run_id is not None and not isinstance(run_id, str):
         raise TypeError(f"run_id={run_id!r} is no str; give text or None")
 
@@ -141,7 +143,7 @@ def write_checkpoint(
     *,
     step: int,
     mode: str,
-    keep: int,
+    keep: Keep,
     metadata: dict[str, Any],
     run_id: str | None,
     shard_bytes: int = SHARD_BYTES,
@@ -182,7 +184,9 @@ def write_checkpoint(
         before = Survey((), {}, ())
     sweep(storage, before.attempts, now=clock())
     _warn_if_short(
-        storage, needed=needed, missing=keep + 1 - sum(m.checkpoint.run_id == run_id for m in before.good)
+        storage,
+        needed=needed,
+        missing=retention_of(keep).least + 1 - sum(m.checkpoint.run_id == run_id for m in before.good),
     )
     serial = 1 + max([after_serial, *(manifest.serial for manifest in before.good)])
     if serial >= MAX_SERIAL:

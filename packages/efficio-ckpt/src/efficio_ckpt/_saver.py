@@ -22,6 +22,7 @@ from ._fence import Fence
 from ._folder import Folder
 from ._manifest import check_metadata
 from ._priority import give_way
+from ._retention import Keep
 from ._save import Mode, check_arguments, write_checkpoint
 from ._spool import Spool
 from ._staging import Pool, Staged, stage
@@ -39,7 +40,7 @@ class Saver:
     Args:
         storage: Where.
         mode: How tensors are coded.
-        keep: How many checkpoints of the run stay.
+        keep: How many checkpoints of the run stay, or a `Retention`.
         run_id: Identity of the run.
     """
 
@@ -50,7 +51,7 @@ class Saver:
     _claim: str | None
     _wait_copied: Callable[[], None]
 
-    def __init__(self, storage: Storage, *, mode: Mode, keep: int, run_id: str | None) -> None:
+    def __init__(self, storage: Storage, *, mode: Mode, keep: Keep, run_id: str | None) -> None:
         self._storage: Storage = storage.folder if isinstance(storage, Spool) else storage
         self._target = storage
         self._uploader = Uploader(storage, keep=keep, run_id=run_id) if isinstance(storage, Spool) else None

@@ -14,6 +14,7 @@ from ._checkpoint import Checkpoint, CheckpointError
 from ._copy import send_checkpoint
 from ._manifest import Manifest
 from ._priority import give_way
+from ._retention import Keep
 from ._save import write_checkpoint
 from ._spool import Spool
 from ._survey import Survey, is_gone, note_damage, survey
@@ -71,7 +72,7 @@ class Uploader:
 
     Args:
         spool: Both places.
-        keep: How many checkpoints of the run stay in the remote storage.
+        keep: How many checkpoints of the run stay in the remote storage, or a `Retention`.
         run_id: Identity of the run.
         wait: Waits on an event for so many seconds, for tests.
     """
@@ -85,7 +86,7 @@ class Uploader:
         self,
         spool: Spool,
         *,
-        keep: int,
+        keep: Keep,
         run_id: str | None,
         wait: Callable[[threading.Event, float], object] = threading.Event.wait,
     ) -> None:
