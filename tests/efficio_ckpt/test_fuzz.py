@@ -49,6 +49,9 @@ def tree(step):
         "device": torch.device("cpu"),
         "size": torch.Size([1, 2]),
         "scalar": np.float32(3),
+        "sparse": torch.sparse_coo_tensor(
+            torch.tensor([[2, 0, 2], [1, 3, 1]]), torch.ones(3) + step, (4, 5), check_invariants=True
+        ),
     }
 
 
@@ -397,7 +400,7 @@ def test_a_save_after_which_none_could_come_is_refused_and_not_lost(victim):
     content["serial"] = MAX_SERIAL - 1
     (victim.folder / MANIFEST).write_bytes(resealed(content))
     assert outcome(victim.root) == 2
-    with pytest.raises(CheckpointError, match="move that folder away"):
+    with pytest.raises(CheckpointError, match="move its folder away"):
         save_state(victim.root, tree(3), step=3)
     assert outcome(victim.root) == 2
 
@@ -438,7 +441,21 @@ json_values = st.recursive(
         st.floats(allow_nan=False, allow_infinity=False),
         st.text(max_size=8),
         st.sampled_from(
-            ["float32", "uint8", "complex64", "C", "F", "<f4", "|u1", "w", "0x1p0", "cpu", STATE, DATA]
+            [
+                "float32",
+                "uint8",
+                "complex64",
+                "C",
+                "F",
+                "<f4",
+                "|u1",
+                "w",
+                "0x1p0",
+                "cpu",
+                STATE,
+                DATA,
+                "sparse_coo",
+            ]
         ),
     ),
     lambda inner: st.one_of(
@@ -448,6 +465,7 @@ json_values = st.recursive(
                 [
                     "tensor",
                     "view",
+                    "sparse",
                     "array",
                     "dict",
                     "tuple",

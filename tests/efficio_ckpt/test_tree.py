@@ -126,7 +126,7 @@ UNSTORABLE = {
     "object array": np.array([None]),
     "structured array": np.zeros(1, [("a", "i4")]),
     "masked array": np.ma.masked_array([1]),
-    "sparse": torch.eye(2).to_sparse(),
+    "sparse without values": torch.eye(2).to_sparse().to("meta"),
     "meta": torch.empty(2, device="meta"),
     "uninitialised": torch.nn.parameter.UninitializedParameter(),
     "generator": torch.Generator(),

@@ -30,6 +30,13 @@ def bits(tensor):
 
 def same(a, b):
     """Equal types, bits, shapes and (where memory is dense) strides, all the way down."""
+    if isinstance(a, torch.Tensor) and a.layout == torch.sparse_coo:
+        return (
+            type(b) is torch.Tensor
+            and (a.layout, a.shape, a.is_coalesced()) == (b.layout, b.shape, b.is_coalesced())
+            and same(a._indices(), b._indices())
+            and same(a._values(), b._values())
+        )
     if isinstance(a, torch.Tensor):
         return (
             type(b) is torch.Tensor
@@ -76,6 +83,18 @@ permuted = st.builds(
     shapes,
     st.integers(0, 99),
     st.integers(0, 3),
+)
+sparse = st.builds(
+    lambda rows, columns, dtype, seed: torch.sparse_coo_tensor(
+        torch.tensor([[row % 5 for row in rows], [(row + columns) % 3 for row in rows]], dtype=torch.int64),
+        tensor_of(dtype, (len(rows),), seed),
+        (5, 3),
+        check_invariants=True,
+    ),
+    st.lists(st.integers(0, 9), max_size=4),
+    st.integers(0, 2),
+    st.sampled_from([*FLOATS, *INTS, *COMPLEX]),
+    st.integers(0, 99),
 )
 numpy_dtypes = st.sampled_from(
     [
@@ -137,7 +156,7 @@ keys = st.recursive(
     max_leaves=3,
 )
 trees = st.recursive(
-    st.one_of(scalars, tensors, permuted, arrays),
+    st.one_of(scalars, tensors, permuted, sparse, arrays),
     lambda inner: st.one_of(
         st.lists(inner, max_size=4),
         st.lists(inner, max_size=4).map(tuple),

@@ -63,7 +63,9 @@ def plain_tensor(tensor: Tensor, path: str) -> Tensor:
     if isinstance(tensor, UninitializedTensorMixin):
         raise TypeError(f"{where} has no shape yet; run one batch through the lazy module first")
     if tensor.layout != torch.strided or tensor.is_nested:
-        raise TypeError(f"{where} is a {tensor.layout} tensor; store .to_dense(), or its indices and values")
+        raise TypeError(
+            f"{where} is a {tensor.layout} tensor, which cannot be stored; store .to_dense(), or its parts"
+        )
     if tensor.is_quantized or tensor.dtype not in ITEM_BYTES:
         raise TypeError(f"{where} is a tensor of {tensor.dtype}, which cannot be stored; store .dequantize()")
     if tensor.device.type == "meta":

@@ -162,9 +162,9 @@ def rebuild(kind: str, stored: Tensor, item: Sequence[Any]) -> Tensor:
         ValueError: The description does not fit the stored memory.
     """
     dtype = DTYPES[item[0]]
-    shape = _sizes(item[1])
+    shape = sizes(item[1])
     if kind == "view":
-        stride, offset = _sizes(item[2]), _sizes([item[3]])[0]
+        stride, offset = sizes(item[2]), sizes([item[3]])[0]
         itemsize = ITEM_BYTES[dtype]
         stored_bytes = stored.numel() * stored.element_size()
         if (
@@ -186,7 +186,7 @@ def rebuild(kind: str, stored: Tensor, item: Sequence[Any]) -> Tensor:
         tensor = stored if dtype in STORED_NAMES else stored.view(dtype)
     if len(item) == 2:
         return tensor
-    stride = _sizes(item[2])
+    stride = sizes(item[2])
     if len(stride) != len(shape) or not is_dense(shape, stride):
         raise ValueError(f"strides {stride} do not fit shape {shape}")
     return as_written(torch.empty_strided(shape, stride, dtype=dtype, device="cpu"), tensor)
@@ -203,7 +203,19 @@ def as_written(target: Tensor, source: Tensor) -> Tensor:
     return target
 
 
-def _sizes(values: Any) -> tuple[int, ...]:
+def sizes(values: Any) -> tuple[int, ...]:
+    """Return a shape or strides from a document.
+
+    Args:
+        values: Should be a list of counts.
+
+    Raises:
+        ValueError: It is not, or is longer than any shape.
+
+    Example:
+        >>> sizes([2, 3])
+        (2, 3)
+    """
     if (
         not isinstance(values, list)
         or len(values) > MAX_DIMENSIONS

@@ -25,6 +25,7 @@ from ._leaf import (
     scalar_node,
 )
 from ._placement import Places, place
+from ._sparse import is_sparse, parts_of, sparse_from
 from ._tensor import rebuild
 
 Tree = Any
@@ -96,6 +97,9 @@ def flatten(tree: Tree, places: Places | None = None) -> Flat:
         if kind is float:
             return float_node(value)
         if isinstance(value, Tensor):
+            if value.layout != torch.strided and is_sparse(value):
+                description, parts = parts_of(value)
+                return {"sparse": [*description, [add_tensor(part, path) for part in parts]]}
             return add_tensor(value, path)
         if depth > MAX_DEPTH:
             raise ValueError(
@@ -170,6 +174,12 @@ def unflatten(document: Any, stored: Sequence[Tensor]) -> Tree:
         ((kind, item),) = node.items()
         if kind in {"tensor", "view"}:
             return leaf(kind, item)
+        if kind == "sparse":
+            key = repr(node)
+            if key not in memo:
+                layout, shape, coalesced, parts = item
+                memo[key] = sparse_from(layout, shape, coalesced, [visit(part) for part in parts])
+            return memo[key].detach()
         if kind == "tuple":
             return tuple(visit(value) for value in item)
         if kind == "Counter":
