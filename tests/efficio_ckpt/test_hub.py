@@ -840,7 +840,7 @@ def test_a_load_is_never_a_fresh_start_while_there_are_checkpoints(server, place
 @pytest.mark.parametrize(
     ("url", "options", "message"),
     [
-        ("hf://buckets/me/run", {}, "hf://buckets is not built yet"),
+        ("hf://buckets/me/run", {"squash_every": 3}, "has no option squash_every; choose token"),
         ("hf://datasets/me/run", {}, "is no place for checkpoints"),
         ("hf://me", {}, "names no repository"),
         ("hf://me/run/../x", {}, "names no repository"),

@@ -33,7 +33,7 @@ def test_opening_a_place_makes_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("hf://buckets/me/run", "hf://buckets is not built yet"),
+        ("hf://buckets/me", "names no repository"),
         ("nowhere://x", "unknown scheme; choose a path, file://, hf://, memory://, gs://"),
         ("http://user:word@host/x?token=abc", "'http://host/x' has an unknown scheme"),
         ("", "is no place"),

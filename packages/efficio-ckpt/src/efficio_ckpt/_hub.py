@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
+from ._bucket import Bucket
+from ._client import Client
 from ._folder import is_own
 from ._listing import Listing, is_content
 from ._manifest import MANIFEST
@@ -23,7 +25,8 @@ from ._storage import FileInfo, without_secrets
 logger = logging.getLogger(__name__)
 
 _OPTIONS: Final = ("token", "endpoint", "private", "squash_every", "sleep")
-_OTHER_KINDS: Final = ("buckets", "datasets", "spaces", "models")
+_BUCKET_OPTIONS: Final = ("token", "endpoint", "sleep")
+_OTHER_KINDS: Final = ("datasets", "spaces", "models")
 _PART: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,95}")
 
 
@@ -213,13 +216,14 @@ class Hub:
         shutil.rmtree(self._attempts.pop(folder).spool, ignore_errors=True)
 
 
-def open_hub(url: str, *, options: Mapping[str, Any]) -> Hub:
+def open_hub(url: str, *, options: Mapping[str, Any]) -> Hub | Bucket:
     """Return the storage of an ``hf://`` URL; nothing is asked or made there yet.
 
     Args:
-        url: ``hf://user/repository`` or ``hf://user/repository/folder``.
+        url: ``hf://user/repository``, ``hf://user/repository/folder``, or the same of a bucket below ``hf://buckets/``.
         options: ``token`` (by default what the client finds: the variable HF_TOKEN, a stored login, a secret of Colab),
-            ``endpoint``, ``private`` (True) for a repository that is made, ``squash_every`` (0: never), ``sleep``.
+            ``endpoint``, ``private`` (True) for a repository that is made, ``squash_every`` (0: never), ``sleep``; of
+            these ``token``, ``endpoint`` and ``sleep`` for a bucket.
 
     Raises:
         ValueError: The URL names no repository, an option is unknown, or the client is not installed.
@@ -228,23 +232,24 @@ def open_hub(url: str, *, options: Mapping[str, Any]) -> Hub:
         >>> open_hub("hf://me/run/first", options={})
         Hub('hf://me/run/first')
         >>> open_hub("hf://buckets/me/run", options={})
-        Traceback (most recent call last):
-        ValueError: storage='hf://buckets/me/run': hf://buckets is not built yet; give hf://user/repository
+        Bucket('hf://buckets/me/run')
     """
     shown = without_secrets(url)
     parts = url.partition("://")[2].rstrip("/").split("/")
     if parts[0] in _OTHER_KINDS:
-        state = "is not built yet" if parts[0] == "buckets" else "is no place for checkpoints"
-        raise ValueError(f"storage='{shown}': hf://{parts[0]} {state}; give hf://user/repository")
+        raise ValueError(
+            f"storage='{shown}': hf://{parts[0]} is no place for checkpoints; give hf://user/repository"
+        )
+    is_bucket = parts[0] == "buckets"
+    parts = parts[is_bucket:]
     if len(parts) < 2 or not all(map(_PART.fullmatch, parts)):
         raise ValueError(
             f"storage='{shown}' names no repository; give hf://user/repository or hf://user/repository/folder"
         )
-    unknown = sorted(options.keys() - set(_OPTIONS))
+    known = _BUCKET_OPTIONS if is_bucket else _OPTIONS
+    unknown = sorted(options.keys() - set(known))
     if unknown:
-        raise ValueError(
-            f"storage='{shown}' has no option {', '.join(unknown)}; choose {', '.join(_OPTIONS)}"
-        )
+        raise ValueError(f"storage='{shown}' has no option {', '.join(unknown)}; choose {', '.join(known)}")
     squash_every = options.get("squash_every", 0)
     if isinstance(squash_every, bool) or not isinstance(squash_every, int) or squash_every < 0:
         raise ValueError(f"squash_every={squash_every!r} is no count; give a number of saves, or 0 for never")
@@ -252,6 +257,15 @@ def open_hub(url: str, *, options: Mapping[str, Any]) -> Hub:
         raise ValueError(
             f"storage='{shown}' needs a package that is not installed: pip install \"efficio-ckpt[hub]\""
         )
+    if is_bucket:
+        name = "/".join(parts[:2])
+        client = Client(
+            name,
+            token=options.get("token"),
+            endpoint=options.get("endpoint"),
+            sleep=options.get("sleep", time.sleep),
+        )
+        return Bucket(name, "/".join(parts[2:]), client)
     repository = Repository(
         "/".join(parts[:2]),
         "/".join(parts[2:]),

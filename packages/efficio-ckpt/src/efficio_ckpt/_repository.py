@@ -219,7 +219,7 @@ class Repository:
                         break
                     raise self._client.problem(result)
                 if not left or is_whole(entry, result):
-                    return cast(BinaryIO, _Temporary(result, folder))
+                    return cast(BinaryIO, Temporary(result, folder))
                 logger.warning("'%s': %s arrived damaged; downloading it again", self.name, path)
                 _clear(folder)
         except BaseException:
@@ -316,7 +316,7 @@ class Repository:
         return sees_all_of(self._identity, self.name.partition("/")[0])
 
 
-class _Temporary(io.FileIO):
+class Temporary(io.FileIO):
     """A downloaded file, which goes with its folder when it is closed."""
 
     def __init__(self, path: Path, folder: str) -> None:

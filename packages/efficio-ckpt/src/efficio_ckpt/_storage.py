@@ -120,7 +120,7 @@ def open_storage(
     """Return the storage that a path or URL names; nothing is created or read there yet.
 
     Args:
-        url: A path, ``file://…``, ``memory://…``, ``hf://user/repository[/folder]`` where huggingface_hub is installed, or
+        url: A path, ``file://…``, ``memory://…``, ``hf://user/repository[/folder]`` and ``hf://buckets/user/name`` where huggingface_hub is installed, or
             ``gs://``, ``s3://``, ``az://``, ``abfs://`` where the fsspec package for it is. A storage is returned as it is.
         environ: Environment variables that tell Colab; the process's by default.
         ismount: Tells whether a path is a mount point.
@@ -129,7 +129,7 @@ def open_storage(
 
     Raises:
         TypeError: It is neither text nor a storage.
-        ValueError: The scheme is unknown, not built yet, or lacks its package; or options were given for a path.
+        ValueError: The scheme is unknown, or lacks its package; or options were given for a path.
         CheckpointError: The path is on Colab's Google Drive, which is not mounted.
 
     Example:
