@@ -400,7 +400,7 @@ def test_a_save_after_which_none_could_come_is_refused_and_not_lost(victim):
     content["serial"] = MAX_SERIAL - 1
     (victim.folder / MANIFEST).write_bytes(resealed(content))
     assert outcome(victim.root) == 2
-    with pytest.raises(CheckpointError, match="move its folder away"):
+    with pytest.raises(CheckpointError, match="move that folder away"):
         save_state(victim.root, tree(3), step=3)
     assert outcome(victim.root) == 2
 
