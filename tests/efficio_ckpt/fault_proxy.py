@@ -1,50 +1,24 @@
 """A proxy in front of an HTTP server, which does to requests what networks and services do to them.
 
-It knows nothing of what is spoken through it: the same faults are met by every client and service.
+It knows nothing of what is spoken through it: the same faults are met by every client and service. The kind of a fault is a status or
+``page``, a page of HTML with status 200, of which the service never hears; or ``reset`` before it is sent on, ``cut`` in the middle of
+what the client sends, ``lost`` after the service has done it, ``late`` by ``seconds``; and for an answer with a body ``truncated`` and
+``flipped`` by a bit.
 """
 
 import http.client
-import re
 import socket
 import struct
 import threading
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
+from faults import Fault
+
 PAGE = b"<html><head><title>Sign in</title></head><body>Welcome to the airport.</body></html>"
 _HOP_BY_HOP = {"connection", "transfer-encoding", "keep-alive", "content-length", "server", "date"}
-
-
-@dataclass
-class Fault:
-    """What goes wrong with requests that match.
-
-    ``kind`` is a status or ``page``, a page of HTML with status 200, of which the service never hears; or ``reset`` before it is sent
-    on, ``cut`` in the middle of what the client sends, ``lost`` after the service has done it, ``late`` by ``seconds``; and for an
-    answer with a body ``truncated`` and ``flipped`` by a bit.
-    """
-
-    kind: int | str
-    method: str = ""
-    path: str = ""
-    skip: int = 0
-    times: int = 1
-    body: bytes = b"something went wrong"
-    headers: dict = field(default_factory=dict)
-    seconds: float = 0.0
-    then: list = field(default_factory=list)  # faults that begin when this one was suffered
-
-    def takes(self, method, path):
-        if (self.method and self.method != method) or not re.search(self.path, path) or self.times <= 0:
-            return False
-        if self.skip > 0:
-            self.skip -= 1
-            return False
-        self.times -= 1
-        return True
 
 
 class FaultProxy(ThreadingHTTPServer):

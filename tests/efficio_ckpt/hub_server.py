@@ -18,6 +18,8 @@ from datetime import datetime, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import faults
+
 NOW = datetime(2026, 1, 1, tzinfo=timezone.utc).isoformat().replace("+00:00", ".000Z")
 # Longer than any file of the tests: a download cannot be continued behind it.
 PAGE = b"<html><head><title>Sign in</title></head><body>" + b"Welcome to the airport. " * 2000
@@ -81,28 +83,10 @@ class Repo:
 
 
 @dataclass
-class Fault:
-    """What goes wrong with requests that match: ``kind`` is a status, or a word that `Handler.suffer` knows."""
+class Fault(faults.Fault):
+    """A fault whose ``kind`` is a status, or a word that `Handler.suffer` knows."""
 
-    kind: int | str
-    method: str = ""
-    path: str = ""
-    skip: int = 0
-    times: int = 1
-    headers: dict = field(default_factory=dict)
-    body: bytes = b'{"error": "something went wrong"}'
     answer: int = 0  # after a "lost" request: the status instead of silence; 200 for a page of HTML
-    seconds: float = 0.0
-    then: list = field(default_factory=list)  # faults that begin when this one was suffered
-
-    def takes(self, method, path):
-        if (self.method and self.method != method) or not re.search(self.path or "", path) or self.times <= 0:
-            return False
-        if self.skip > 0:
-            self.skip -= 1
-            return False
-        self.times -= 1
-        return True
 
 
 class HubServer(ThreadingHTTPServer):

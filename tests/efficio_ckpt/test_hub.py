@@ -9,8 +9,8 @@ import textwrap
 import threading
 
 import pytest
-import torch
 from hub_server import Fault, hub_server, regular
+from stored import chain_of, save, steps, tree_of
 from trees import same
 
 from efficio_ckpt import (
@@ -21,7 +21,6 @@ from efficio_ckpt import (
     load_state,
     open_storage,
     prune,
-    save_state,
     verify,
 )
 
@@ -30,7 +29,6 @@ pytest.importorskip("huggingface_hub")
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 
 API = "/api/models/me/run"
-TREE = {"w": torch.arange(600.0).reshape(2, 300), "b": torch.full((7,), 0.5, dtype=torch.bfloat16), "n": 1}
 
 
 class Waits(list):
@@ -72,26 +70,8 @@ def place(server, waits):
     return opened
 
 
-def tree_of(step):
-    return {**TREE, "w": TREE["w"] + step, "n": step}
-
-
-def save(storage, step, **options):
-    return save_state(storage, tree_of(step), step=step, **options)
-
-
-def steps(storage):
-    return [checkpoint.step for checkpoint in list_checkpoints(storage)]
-
-
 def folders(repo):
     return sorted({path.split("/")[-2] for path in repo.tree if "/" in path})
-
-
-def chain_of(problem):
-    if problem is None:
-        return ""
-    return repr(problem) + chain_of(problem.__cause__) + chain_of(problem.__context__)
 
 
 # What it does when all is well

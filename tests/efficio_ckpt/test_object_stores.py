@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 from clouds import SERVICES, TOKEN, Cloud, hurry
-from fault_proxy import Fault
+from faults import Fault
+from stored import chain_of, save, steps, tree_of
 from trees import same
 
 from efficio_ckpt import (
@@ -31,8 +32,6 @@ from efficio_ckpt import (
 
 # The client for GCS, not efficio, sends bytes in a way that its HTTP library does not like.
 pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
-
-TREE = {"w": torch.arange(600.0).reshape(2, 300), "b": torch.full((7,), 0.5, dtype=torch.bfloat16)}
 
 
 def each(*kinds, long=()):
@@ -59,24 +58,6 @@ def cloud(service, monkeypatch):
     service.make(bucket)
     yield Cloud(service, bucket)
     service.proxy.heal()
-
-
-def tree_of(step):
-    return {**TREE, "w": TREE["w"] + step, "n": step}
-
-
-def save(storage, step, **options):
-    return save_state(storage, tree_of(step), step=step, **options)
-
-
-def steps(storage):
-    return [checkpoint.step for checkpoint in list_checkpoints(storage)]
-
-
-def chain_of(problem):
-    if problem is None:
-        return ""
-    return repr(problem) + chain_of(problem.__cause__) + chain_of(problem.__context__)
 
 
 # What they do when all is well

@@ -4,6 +4,7 @@ import logging
 
 import pytest
 import torch
+from stored import chain_of
 
 from efficio_ckpt import (
     CheckpointError,
@@ -100,13 +101,6 @@ def test_nothing_in_memory_is_file_not_found():
     with pytest.raises(FileNotFoundError):
         load_state("memory://objects/nothing")
     assert list_checkpoints("memory://objects/nothing") == []
-
-
-def chain_of(problem):
-    """The texts of an error and of all errors behind it, shown or not."""
-    if problem is None:
-        return ""
-    return repr(problem) + chain_of(problem.__cause__) + chain_of(problem.__context__)
 
 
 class Client:

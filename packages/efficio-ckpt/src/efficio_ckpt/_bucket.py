@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, Final, cast
 
 from ._client import Client
 from ._folder import WRITER, is_own
-from ._manifest import MANIFEST, read_manifest
+from ._manifest import MANIFEST, read_manifest, size_problem
 from ._repository import Temporary
 from ._storage import FileInfo
 
@@ -79,11 +79,9 @@ class Bucket:
             self._batch(add=[(str(path), self._path(folder, name))])
 
     def commit(self, folder: str, manifest: bytes, *, expired: Sequence[str]) -> None:
-        there = self.files(folder)
-        for name, digest in read_manifest(manifest, folder=folder).files.items():
-            size = there[name].size if name in there else None
-            if size != digest.size:
-                raise OSError(f"{self.place}: of {name} {digest.size} bytes were sent, and {size} are there")
+        sizes = {name: info.size for name, info in self.files(folder).items()}
+        if problem := size_problem(read_manifest(manifest, folder=folder), sizes):
+            raise OSError(f"{self.place}: not all arrived as it was sent: {folder}/{problem}")
         try:
             self._batch(add=[(manifest, self._path(folder, MANIFEST))])
         except OSError:

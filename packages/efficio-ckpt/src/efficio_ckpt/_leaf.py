@@ -70,10 +70,9 @@ def plain_tensor(tensor: Tensor, path: str) -> Tensor:
         raise TypeError(f"{where} is a tensor of {tensor.dtype}, which cannot be stored; store .dequantize()")
     if tensor.device.type == "meta":
         raise TypeError(f"{where} is on the meta device and has no values")
-    is_plain = (
-        type(tensor) is Tensor and not tensor.requires_grad
-    )  # as in most state dicts; saves half the time
-    plain = tensor if is_plain else tensor.detach().as_subclass(Tensor)
+    plain = tensor
+    if type(tensor) is not Tensor or tensor.requires_grad:  # what a state dict gives is plain already
+        plain = tensor.detach().as_subclass(Tensor)
     return plain.resolve_conj().resolve_neg()
 
 

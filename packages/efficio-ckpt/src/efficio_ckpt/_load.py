@@ -36,8 +36,9 @@ def load_checkpoint(
     """Return the newest good checkpoint and its tree, whose tensors are on the CPU.
 
     Newest is what was saved last, whatever its step and the clock: a run that went back and saved again continues from
-    there. What a saver of this machine could not upload yet counts, too. Every byte is checked before anything is returned. A damaged checkpoint is logged and left where it is, with a
-    note beside it if one can be written, and the next older one is tried.
+    there. What a saver of this machine could not upload yet counts, too. Every byte is checked before anything is returned. A
+    damaged checkpoint is logged and left where it is, with a note beside it if one can be written, and the next older one is
+    tried.
 
     Args:
         storage: A path, a URL, or what `open_storage` returned.

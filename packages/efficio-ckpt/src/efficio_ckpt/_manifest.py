@@ -107,6 +107,21 @@ def check_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return copy
 
 
+def size_problem(manifest: Manifest, sizes: Mapping[str, int]) -> str | None:
+    """Return which file is not there with the size that the manifest gives, and how; None if all are.
+
+    Args:
+        manifest: Of a checkpoint.
+        sizes: Bytes of the files that a listing of its folder shows.
+    """
+    for name, digest in manifest.files.items():
+        if name not in sizes:
+            return f"{name}: it is missing"
+        if sizes[name] != digest.size:
+            return f"{name}: it has {sizes[name]} bytes instead of {digest.size}"
+    return None
+
+
 def write_manifest(manifest: Manifest, *, writer: Mapping[str, Any]) -> bytes:
     """Return the text of a manifest, its own digest inside.
 

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Final, cast
 
 from ._fault import without_tokens
 from ._folder import WRITER, is_own
-from ._manifest import MANIFEST, Manifest, read_manifest
+from ._manifest import MANIFEST, Manifest, read_manifest, size_problem
 from ._secrets import problem_of, secrets_of
 from ._storage import FileInfo
 
@@ -101,7 +101,7 @@ class Objects:
             self._call(self._upload, path, itertools.chain([first, second], pieces))
 
     def commit(self, folder: str, manifest: bytes, *, expired: Sequence[str]) -> None:
-        self._check_sizes(folder, read_manifest(manifest, folder=folder))
+        self._check_arrived(folder, read_manifest(manifest, folder=folder))
         path = self._path(folder, MANIFEST)
         try:
             self._create(path, manifest)
@@ -150,15 +150,12 @@ class Objects:
             _abandon(file)
             raise
 
-    def _check_sizes(self, folder: str, manifest: Manifest) -> None:
+    def _check_arrived(self, folder: str, manifest: Manifest) -> None:
         """See that all has arrived: where an answer was lost, a client may have sent a part twice."""
-        if not self.is_remote:
-            return
-        there = self.files(folder)
-        for name, digest in manifest.files.items():
-            size = there[name].size if name in there else None
-            if size != digest.size:
-                raise OSError(f"{self.place}: of {name} {digest.size} bytes were sent, and {size} are there")
+        if self.is_remote:
+            sizes = {name: info.size for name, info in self.files(folder).items()}
+            if problem := size_problem(manifest, sizes):
+                raise OSError(f"{self.place}: not all arrived as it was sent: {folder}/{problem}")
 
     def _put(self, path: str, data: bytes, **options: str) -> None:
         try:

@@ -78,7 +78,7 @@ class Saver:
         return replace(self._status, upload=self._uploader.status)
 
     @property
-    def near(self) -> Storage:
+    def nearest(self) -> Storage:
         """Where what was saved last is read from fastest: the spool, once something was saved here, else the storage."""
         return self._storage if self._status.committed else self._target
 
@@ -98,8 +98,10 @@ class Saver:
                 that is computed later can change it.
             step: Optimizer steps done.
             optimizers: Their parameters and states, where these are on the CPU, are copied while the next batch is computed, at
-                the latest just before one of them steps or `fence` returns. Until then nothing else may change these tensors;
-                that something did is noticed, fails this save, and lets all later ones copy everything in the call.
+                the latest just before one of them steps or `fence` returns. Until then nothing else may change these tensors. A
+                change in place through torch is always noticed; one past it, through ``.data`` or memory that is shared, only if it
+                meets one of four elements that are compared of each tensor. A change that was noticed fails this save, and
+                lets all later ones copy everything in the call.
             wait: Wait for a save in flight, then for this one to be durable, and raise its error; an error of an earlier save
                 is then logged only. Otherwise a save that finds another one in flight is skipped.
             metadata: Kept beside it, of JSON types.

@@ -8,7 +8,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +16,7 @@ from typing import Any, Final
 from ._checkpoint import CheckpointError
 from ._folder import DAMAGE, EXPIRED, WRITER, Folder, is_own
 from ._json import from_json
-from ._manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest, folder_step, read_manifest
+from ._manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest, folder_step, read_manifest, size_problem
 from ._storage import FileInfo, Storage
 
 logger = logging.getLogger(__name__)
@@ -145,7 +145,8 @@ def survey(storage: Storage) -> Survey:
             if manifest is None:
                 attempts.append(folder)
                 continue
-            _check_sizes(manifest, files)
+            if problem := size_problem(manifest, {name: info.size for name, info in files.items()}):
+                raise ValueError(problem)
         except ValueError as error:
             # On a Drive files are emptied before they go, also under a reader that had opened them.
             if is_gone(storage, folder):
@@ -255,14 +256,6 @@ def _read_once(storage: Storage, folder: str) -> Manifest | None:
         return read_manifest(data, folder=folder)
     except ValueError as error:
         raise ValueError(f"{MANIFEST}: {error}") from error
-
-
-def _check_sizes(manifest: Manifest, files: Mapping[str, FileInfo]) -> None:
-    for name, digest in manifest.files.items():
-        if name not in files:
-            raise ValueError(f"{name}: it is missing")
-        if files[name].size != digest.size:
-            raise ValueError(f"{name}: it has {files[name].size} bytes instead of {digest.size}")
 
 
 def _unreadable(storage: Storage, folder: str, name: str, error: OSError) -> Exception:

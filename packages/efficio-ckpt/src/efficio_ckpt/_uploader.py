@@ -17,6 +17,7 @@ from ._priority import give_way
 from ._retention import Keep
 from ._save import write_checkpoint
 from ._spool import Spool
+from ._storage import Storage
 from ._survey import Survey, is_gone, note_damage, survey
 from ._tree import Flat
 
@@ -94,7 +95,7 @@ class Uploader:
         self._keep = keep
         self._run_id = run_id
         self._wait_on = wait
-        self._sent = self._newest_there()
+        self._sent = _highest_serial(self._spool.remote)
         self._status = UploadStatus()
         self.forget_thread()
 
@@ -121,8 +122,10 @@ class Uploader:
             if not isinstance(error.__cause__, OSError) or error.__cause__.errno not in _LASTING:
                 raise
             logger.warning("%s; it is uploaded directly instead", error)
-        checkpoint = write_checkpoint(self._spool.remote, flat, after_serial=self._newest_here(), **options)
-        self._sent = max(self._sent, self._newest_there())
+        checkpoint = write_checkpoint(
+            self._spool.remote, flat, after_serial=_highest_serial(self._spool.folder), **options
+        )
+        self._sent = max(self._sent, _highest_serial(self._spool.remote))
         return checkpoint
 
     def poke(self) -> None:
@@ -264,20 +267,6 @@ class Uploader:
         current = self._current
         return frozenset() if current is None else frozenset({current.checkpoint.name})
 
-    def _newest_here(self) -> int:
-        try:
-            found = survey(self._spool.folder)
-        except FileNotFoundError:
-            return 0
-        return max((manifest.serial for manifest in found.good), default=0)
-
-    def _newest_there(self) -> int:
-        try:
-            found = survey(self._spool.remote)
-        except FileNotFoundError:
-            return 0
-        return max((manifest.serial for manifest in found.good), default=0)
-
     def _failed(self, error: BaseException, *, lasting: bool) -> None:
         with self._changed:
             self._failures += 1
@@ -295,3 +284,12 @@ class Uploader:
             f"not uploaded to '{self._spool.place}': {problem}; it is safe on this machine in '{self._spool.folder.root}', and "
             "the next saver of this run uploads it"
         )
+
+
+def _highest_serial(storage: Storage) -> int:
+    """The number of the checkpoint that was saved last; 0 where there is none."""
+    try:
+        found = survey(storage)
+    except FileNotFoundError:
+        return 0
+    return max((manifest.serial for manifest in found.good), default=0)

@@ -245,7 +245,7 @@ class Session:
     def rewind(self) -> None:
         """Load the newest good checkpoint of this run over what is in memory."""
         self._is_durable(upload=False)
-        _, tree = load_checkpoint(self.saver.near, run_id=self._run_id)
+        _, tree = load_checkpoint(self.saver.nearest, run_id=self._run_id)
         put_snapshot(tree["objects"], self.objects)
         self._rng = tree["rng"]
         self._restore_generators()
