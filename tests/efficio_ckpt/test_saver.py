@@ -239,9 +239,9 @@ def test_a_buffer_that_is_too_small_is_given_up_before_a_larger_one_is_made(quic
     held = []
     make = _staging._new_buffer
 
-    def watched(size, *, pinned):
+    def watched(size, **options):
         held.append([buffer() is not None for buffer in buffers])
-        buffer = make(size, pinned=pinned)
+        buffer = make(size, **options)
         buffers.append(weakref.ref(buffer))
         return buffer
 
@@ -251,6 +251,55 @@ def test_a_buffer_that_is_too_small_is_given_up_before_a_larger_one_is_made(quic
         for step in range(3):
             saver.save({"a": torch.ones(1000 * (step + 1))}, step=step, wait=True)
     assert held == [[], [False], [False, False]]
+
+
+@pytest.mark.parametrize("wait", [False, True], ids=["periodic", "final"])
+def test_a_state_above_the_limit_is_written_in_the_call_without_a_copy(quick_path, wait, caplog):
+    weight = torch.arange(5000.0, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    weight.grad = torch.ones(5000)
+    tree = {"w": weight}
+    with background_saver(quick_path, copy_bytes=19_999, keep=9) as saver:
+        for step in range(3):
+            assert saver.save(tree, step=step, optimizers=[optimizer], wait=wait)
+            assert (
+                saver.status.last_step == step
+            )  # durable already: nothing is copied that could be written later
+            optimizer.step()
+        saver.save({"w": weight.detach()[:1000]}, step=3)  # fits
+    for step in range(3):
+        assert torch.equal(load_state(quick_path, step=step)["w"], torch.arange(5000.0) - step)
+    assert torch.equal(load_state(quick_path)["w"], torch.arange(1000.0) - 3)
+    assert caplog.text.count("no room in memory for a copy of 20032 bytes") == 1
+    assert "19999 bytes at most" in caplog.text
+
+
+def test_a_failed_save_above_the_limit_surfaces_at_the_next_call(tmp_path):
+    with background_saver(Full(tmp_path, refused={1}), copy_bytes=0) as saver:
+        assert saver.save({"w": torch.ones(3)}, step=1)
+        assert saver.status.in_flight_step is None
+        with pytest.raises(CheckpointError, match="could not save step 1"):
+            saver.save({"w": torch.ones(3)}, step=2)
+
+
+def test_a_copy_is_not_made_when_the_machine_has_too_little_memory(quick_path, monkeypatch, caplog):
+    from efficio_ckpt import _staging
+
+    monkeypatch.setattr(_staging, "available_bytes", lambda: 21_000)  # nine tenths are less than the state
+    with background_saver(quick_path) as saver:
+        saver.save({"w": torch.ones(5000)}, step=1)
+        assert saver.status.last_step == 1
+        assert "18900 bytes at most" in caplog.text
+        monkeypatch.setattr(_staging, "available_bytes", lambda: None)  # not known: it is tried
+        saver.save({"w": torch.full((5000,), 2.0)}, step=2)
+    assert load_state(quick_path)["w"][-1] == 2
+    assert caplog.text.count("no room") == 1
+
+
+@pytest.mark.parametrize("given", [-1, 1.5, True, "1GB"])
+def test_a_limit_that_is_no_size_is_told(tmp_path, given):
+    with pytest.raises(ValueError, match=r"copy_bytes=.* is no size"):
+        background_saver(tmp_path, copy_bytes=given)
 
 
 def test_threads_files_and_memory_do_not_grow_with_the_number_of_saves(quick_path):

@@ -19,6 +19,7 @@ def background_saver(
     keep: Keep = 2,
     run_id: str | None = None,
     spool: bool | str | os.PathLike[str] = True,
+    copy_bytes: int | None = None,
 ) -> Saver:
     """Return a saver that writes checkpoints in the background; use it after ``with``, or close it.
 
@@ -32,6 +33,8 @@ def background_saver(
         keep: How many checkpoints of this run stay, at least 1; or a `Retention`.
         run_id: Tells runs apart that share a storage.
         spool: Folder of the spool; True for the usual one, False for none: a save is then an upload.
+        copy_bytes: What the copy of the state may take in memory; None for what there is room for. A larger state is written
+            tensor by tensor while `save` waits.
 
     Raises:
         ValueError: An argument is out of range, or the storage is unknown.
@@ -39,6 +42,10 @@ def background_saver(
             remote and cannot be asked what it holds.
     """
     check_arguments(step=0, mode=mode, keep=keep, run_id=run_id)
+    if copy_bytes is not None and (
+        isinstance(copy_bytes, bool) or not isinstance(copy_bytes, int) or copy_bytes < 0
+    ):
+        raise ValueError(f"copy_bytes={copy_bytes!r} is no size; give bytes, or None")
     place = open_storage(storage)
     if spool is not False and not isinstance(place, Spool):
         place = spooled(place, folder=None if spool is True else spool)
@@ -50,4 +57,4 @@ def background_saver(
             target.check_writable()
         except OSError as error:
             raise CheckpointError(f"'{target.place}' takes no checkpoints: {error}") from error
-    return Saver(place, mode=mode, keep=keep, run_id=run_id)
+    return Saver(place, mode=mode, keep=keep, run_id=run_id, copy_bytes=copy_bytes)

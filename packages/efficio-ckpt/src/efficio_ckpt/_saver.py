@@ -42,6 +42,7 @@ class Saver:
         mode: How tensors are coded.
         keep: How many checkpoints of the run stay, or a `Retention`.
         run_id: Identity of the run.
+        copy_bytes: What the copies may take; None for what the memory has room for.
     """
 
     _pid: int
@@ -51,7 +52,9 @@ class Saver:
     _claim: str | None
     _wait_copied: Callable[[], None]
 
-    def __init__(self, storage: Storage, *, mode: Mode, keep: Keep, run_id: str | None) -> None:
+    def __init__(
+        self, storage: Storage, *, mode: Mode, keep: Keep, run_id: str | None, copy_bytes: int | None = None
+    ) -> None:
         self._storage: Storage = storage.folder if isinstance(storage, Spool) else storage
         self._target = storage
         self._uploader = Uploader(storage, keep=keep, run_id=run_id) if isinstance(storage, Spool) else None
@@ -60,7 +63,7 @@ class Saver:
         self._run_id = run_id
         self._status = SaverStatus()
         self._closed = False
-        self._pool = Pool()
+        self._pool = Pool(copy_bytes)
         self._may_defer = True
         self._fence = Fence()
         self._errors: list[CheckpointError] = []  # at most one, that was not raised yet
@@ -138,8 +141,6 @@ class Saver:
             pool, self._pool = self._pool, Pool()
             try:
                 staged = stage(flatten(tree, pool.places), pool, spans=spans)
-            except CheckpointError:
-                raise
             except RuntimeError as error:  # of CUDA, which may be out of memory
                 raise _failure(self._storage, step, error) from error
             finally:
@@ -148,10 +149,13 @@ class Saver:
             self._wait_copied = staged.wait
             self._fence.hold(staged.deferred)
             self._update(in_flight_step=step)
+            at_once = wait or staged.is_live
             self._start(
-                lambda: self._write(staged, step=step, metadata=details, begun=begun, in_background=not wait)
+                lambda: self._write(
+                    staged, step=step, metadata=details, begun=begun, in_background=not at_once
+                )
             )
-            if wait:
+            if at_once:
                 self._join()
             if wait and self._status.error is None:
                 self._finish_upload()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -13,8 +12,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from ._checkpoint import CheckpointError
 from ._deferred import DeferredCopies, Span, is_deferrable
+from ._memory import available_bytes
 from ._placement import Places
 from ._tensor import is_dense
 from ._tree import Flat
@@ -30,35 +29,41 @@ class Pool:
     """Memory that the copies of one save after the other are made in.
 
     Args:
+        limit: Bytes that the copies may take; None for what the memory has room for.
         places: Where the tensors of the last tree lay.
         buffer: Of bytes; None before the first save.
         layout: `Flat.layout` of the tree whose copies are in it.
         copies: Views of the buffer, one for each source.
         spans: As given to `stage`.
         later: Numbers of the sources that may be copied later.
+        is_told: Whether a line was logged of a tree that had no room.
     """
 
+    limit: int | None = None
     places: Places = field(default_factory=Places)
     buffer: Tensor | None = None
     layout: object = None
     copies: tuple[Tensor, ...] = ()
     spans: frozenset[Span] = frozenset()
     later: tuple[int, ...] = ()
+    is_told: bool = False
 
 
 @dataclass(frozen=True)
 class Staged:
-    """A flattened tree whose tensors are copies.
+    """A flattened tree whose tensors are copies; or, where there was no room for these, the live ones.
 
     Args:
         flat: Its sources lie one after the other in one buffer on the CPU, with the strides that they had where those are dense.
         deferred: Those of the copies on the CPU that are still to be made.
         wait: Returns when the copies from a device are complete.
+        is_live: Whether nothing was copied, so that nothing may change before all of it is written.
     """
 
     flat: Flat
     deferred: DeferredCopies
     wait: Callable[[], None]
+    is_live: bool = False
 
 
 def offsets(sizes: list[int], *, alignment: int = _ALIGNMENT) -> list[int]:
@@ -104,12 +109,16 @@ def stage(flat: Flat, pool: Pool, *, spans: frozenset[Span] = frozenset()) -> St
             one is made, if nobody else holds it.
         spans: Memory on the CPU that nobody changes before the copies of it are made, from `spans_of`.
 
-    Raises:
-        CheckpointError: There is no memory for the copy.
+    Returns:
+        Copies; or, where they would be more than the pool's limit or than the memory has room for, the live tensors.
     """
     devices = {source.device for source in flat.sources if source.device.type == "cuda"}
-    if flat.layout is None or flat.layout is not pool.layout:
-        _lay_out(flat, pool, pinned=bool(devices))
+    if (flat.layout is None or flat.layout is not pool.layout) and not _lay_out(
+        flat, pool, pinned=bool(devices)
+    ):
+        for device in devices:
+            torch.cuda.synchronize(device)  # another thread reads them, on another stream
+        return Staged(flat, DeferredCopies((), ()), lambda: None, is_live=True)
     if spans != pool.spans or flat.layout is None:
         pool.spans = spans
         pool.later = tuple(n for n, source in enumerate(flat.sources) if is_deferrable(source, spans))
@@ -143,24 +152,27 @@ def stage(flat: Flat, pool: Pool, *, spans: frozenset[Span] = frozenset()) -> St
     return Staged(replace(flat, sources=copies), deferred, wait)
 
 
-def _lay_out(flat: Flat, pool: Pool, *, pinned: bool) -> None:
-    """Give each source a place in the buffer, a larger one where that is needed."""
+def _lay_out(flat: Flat, pool: Pool, *, pinned: bool) -> bool:
+    """Give each source a place in the buffer, a larger one where that is needed; False where there is no room for it."""
     sizes = [source.numel() * source.element_size() for source in flat.sources]
     starts = offsets(sizes)
-    pinned = pinned and is_pinnable(starts[-1], free_bytes=_free_bytes())
     pool.layout, pool.copies, pool.spans, pool.later = None, (), frozenset(), ()
-    if pool.buffer is not None and (
-        pool.buffer.numel() < starts[-1] or (pinned and not pool.buffer.is_pinned())
+    buffer, free = pool.buffer, available_bytes()
+    wants_other = pinned and buffer is not None and not buffer.is_pinned()
+    if buffer is not None and (
+        buffer.numel() < starts[-1] or (wants_other and is_pinnable(starts[-1], free_bytes=free))
     ):
-        pool.buffer = None  # before there is another one
-    if pool.buffer is None:
-        pool.buffer = _new_buffer(starts[-1], pinned=pinned)
-    buffer = pool.buffer
+        pool.buffer = buffer = None  # before there is another one
+    if buffer is None:
+        pool.buffer = buffer = _new_buffer(starts[-1], pinned=pinned, free=free, pool=pool)
+    if buffer is None:
+        return False
     pool.copies = tuple(
         _laid_out_like(source, buffer[start : start + size])
         for start, size, source in zip(starts, sizes, flat.sources, strict=False)
     )
     pool.layout = flat.layout
+    return True
 
 
 def _laid_out_like(source: Tensor, memory: Tensor) -> Tensor:
@@ -180,24 +192,27 @@ def _copy_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device=device)  # type: ignore[no-untyped-call]
 
 
-def _free_bytes() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # Windows has no sysconf, macOS lacks the name
-        return None
-
-
-def _new_buffer(size: int, *, pinned: bool) -> Tensor:
-    if pinned:
+def _new_buffer(size: int, *, pinned: bool, free: int | None, pool: Pool) -> Tensor | None:
+    """Return memory of so many bytes; None where it would be more than there may be."""
+    room = pool.limit
+    if room is None and free is not None:
+        room = free // 10 * 9  # the training takes more now and then
+    problem = "" if room is None or size <= room else f"there may be {room} bytes at most"
+    if not problem and pinned and is_pinnable(size, free_bytes=free):
         try:
             return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
         except RuntimeError as error:
             logger.warning(
                 "no pinned memory for %d bytes, so copies from the GPU will take longer: %s", size, error
             )
-    try:
-        return torch.empty(size, dtype=torch.uint8, device="cpu")
-    except RuntimeError as error:
-        raise CheckpointError(
-            f"no memory for a copy of {size} bytes, so nothing was saved: {error}"
-        ) from error
+    if not problem:
+        try:
+            return torch.empty(size, dtype=torch.uint8, device="cpu")
+        except RuntimeError as error:
+            problem = str(error)
+    if not pool.is_told:
+        pool.is_told = True
+        logger.warning(
+            "no room in memory for a copy of %d bytes, so training waits while it is saved: %s", size, problem
+        )
+    return None

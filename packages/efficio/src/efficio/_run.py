@@ -38,7 +38,7 @@ from ._schedule import Schedule
 from ._schedulers import Schedulers
 from ._session import Session
 from ._source import open_source
-from ._words import failed_saves_note
+from ._words import save_notes
 
 _SCALER = "@scaler"  # no keyword of the user's can be that
 
@@ -349,7 +349,7 @@ class Run:
             device_name=self.policy.device.name,
             precision=self.policy.reason,
             applied=self._notes.applied,
-            notes=(*self._notes.told, *failed_saves_note(live.failed_saves)),
+            notes=(*self._notes.told, *save_notes(live.failed_saves, status.upload.error)),
         )
 
     @property

@@ -117,10 +117,17 @@ def bce_note(names: tuple[str, ...]) -> str | None:
     )
 
 
-def failed_saves_note(count: int) -> tuple[str, ...]:
-    """How many saves failed in all, if it was more than the one that was told.
+def save_notes(failed: int, upload_error: str | None) -> tuple[str, ...]:
+    """What the report says about saves that failed, and about an upload that has not succeeded yet.
 
-    >>> failed_saves_note(1), failed_saves_note(3)
+    Args:
+        failed: Saves that failed; one alone was told when it happened.
+        upload_error: Text of the last failure, if no upload has succeeded since.
+
+    >>> save_notes(1, None), save_notes(3, None)
     ((), ('3 saves failed in all',))
     """
-    return (f"{count} saves failed in all",) if count > 1 else ()
+    notes = [f"{failed} saves failed in all"] if failed > 1 else []
+    if upload_error is not None:
+        notes.append(f"the newest checkpoint is on this machine only, its upload failed: {upload_error}")
+    return tuple(notes)
