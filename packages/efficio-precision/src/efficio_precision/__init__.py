@@ -2,13 +2,15 @@
 
 from ._autocast import autocast, unsafe_under_autocast
 from ._backends import tuned_backends
+from ._batch_size import find_batch_size
 from ._device import Device, detect_device
 from ._evaluation import evaluating
 from ._layout import to_channels_last
 from ._memory import is_oom
 from ._policy import Policy, precision_policy
 from ._scaler import make_scaler
-from ._step import backward, clip_grad_norm, step_optimizer
+from ._step import backward, clip_grad_norm, divide_gradients, step_optimizer
+from ._trial import without_trace
 
 __all__ = [
     "Device",
@@ -17,7 +19,9 @@ __all__ = [
     "backward",
     "clip_grad_norm",
     "detect_device",
+    "divide_gradients",
     "evaluating",
+    "find_batch_size",
     "is_oom",
     "make_scaler",
     "precision_policy",
@@ -25,5 +29,6 @@ __all__ = [
     "to_channels_last",
     "tuned_backends",
     "unsafe_under_autocast",
+    "without_trace",
 ]
 __version__ = "0.3.0"

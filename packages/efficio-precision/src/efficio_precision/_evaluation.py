@@ -37,14 +37,23 @@ def evaluating(*models: nn.Module, policy: Policy | None = None) -> Iterator[Non
         if not isinstance(model, nn.Module):
             raise TypeError(f"evaluating() takes modules, got {type(model).__name__}; pass the model itself")
     flags = [(module, module.training) for model in models for module in model.modules()]
+    with kept_generators():
+        try:
+            for model in models:
+                model.eval()
+            with torch.no_grad(), nullcontext() if policy is None else autocast(policy):
+                yield
+        finally:
+            _restore_flags(flags)
+
+
+@contextmanager
+def kept_generators() -> Iterator[None]:
+    """Put `random`, NumPy's and torch's generators, on CPU and on the accelerators in use, back to what they were."""
     put_generators_back = _remember_generators()
     try:
-        for model in models:
-            model.eval()
-        with torch.no_grad(), nullcontext() if policy is None else autocast(policy):
-            yield
+        yield
     finally:
-        _restore_flags(flags)
         for put_back in put_generators_back:
             put_back()
 

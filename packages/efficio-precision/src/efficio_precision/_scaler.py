@@ -25,6 +25,7 @@ class Scaler(GradScaler):
     - Enabled, it takes the empty state of a disabled one and keeps its fresh scale.
     - `unscale_` may be called again within a step. If another loss is scaled after it, the
       gradients are scaled again first, so that a backward never adds scaled to unscaled ones.
+    - A step that was begun can be dropped, with `drop_step`.
     - An optimizer none of whose parameters has a gradient is stepped as without a scaler, and
       `update` without any checked gradient leaves the scale.
     """
@@ -83,6 +84,12 @@ class Scaler(GradScaler):
         """Adapt the scale to what the steps since the last update found."""
         if self._enabled and (new_scale is not None or self._checked_anything()):
             super().update(new_scale)
+
+    def drop_step(self) -> None:
+        """Forget what was found in gradients that are thrown away, as after running out of memory: the step begins anew."""
+        if self._enabled:
+            self._unscaled.clear()
+            self._per_optimizer_states.clear()
 
     def state_dict(self) -> dict[str, Any]:
         """The scale and its growth; disabled, the state that was loaded."""

@@ -1,4 +1,4 @@
-"""The three moves of a training step: backward, clip, step."""
+"""The moves of a training step: backward, divide, clip, step."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 
-def backward(loss: torch.Tensor, scaler: GradScaler, *, scale: float = 1.0) -> None:
+def backward(loss: torch.Tensor, scaler: GradScaler, *, scale: float | torch.Tensor = 1.0) -> None:
     """Add a loss's gradients to those that are there.
 
     Args:
         loss: A scalar.
         scaler: Of `make_scaler`; a disabled one costs nothing.
-        scale: A factor on the loss: 1 / k for each of k accumulated batches of equal size.
+        scale: A factor on the loss: 1 / k for each of k accumulated batches of equal size. A scalar tensor on the loss's
+            device is not read by the host.
 
     Raises:
         TypeError: The loss is not a tensor.
@@ -27,11 +28,35 @@ def backward(loss: torch.Tensor, scaler: GradScaler, *, scale: float = 1.0) -> N
         raise TypeError(
             f"loss is a {type(loss).__name__}, expected a scalar tensor: give the loss, not loss.item()"
         )
-    if scale != 1.0:
+    if isinstance(scale, torch.Tensor) or scale != 1.0:
         loss = loss * scale
     if scaler.is_enabled():
         loss = scaler.scale(loss)
     loss.backward()  # type: ignore[no-untyped-call]
+
+
+def divide_gradients(optimizer: Optimizer, divisor: float | torch.Tensor, *, scaler: GradScaler) -> None:
+    """Divide an optimizer's gradients, once the sum of an accumulation group's weights is known.
+
+    For a loss that is the mean over so many tokens, and batches with unlike numbers of them: `backward` with their number as
+    the scale, and after the last one of the group this with the sum of the numbers, before clipping and the step.
+
+    Args:
+        optimizer: Its gradients are unscaled, and divided in place.
+        divisor: Not zero. A scalar tensor is not read by the host.
+        scaler: Of `make_scaler`.
+
+    Raises:
+        RuntimeError: The scaler is enabled, and there was no backward in this process.
+    """
+    if scaler.is_enabled():
+        scaler.unscale_(optimizer)
+    gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    for gradient in gradients:
+        factor = divisor
+        if isinstance(factor, torch.Tensor) and factor.device != gradient.device:
+            factor = factor.to(gradient.device, non_blocking=True)
+        gradient.div_(factor)
 
 
 def clip_grad_norm(
