@@ -262,7 +262,7 @@ def test_a_loop_that_is_left_after_a_skipped_step_does_not_skip_it_twice(tmp_pat
             run.backward(model() * factor)
             if not run.step() and leave:
                 break
-        return model.weight.item(), run._scaler.get_scale(), run.report().skipped_steps
+        return model.weight.item(), run._stepping.scaler.get_scale(), run.report().skipped_steps
 
     whole = go(tmp_path / "whole", leave=False)
     go(tmp_path / "parts", leave=True)
@@ -278,7 +278,7 @@ def test_an_error_of_the_gpu_is_told_although_nothing_can_be_saved_after_it(tmp_
     def train():
         for number, _ in enumerate(run.loop(numbers(), 1)):
             if number == 2:
-                monkeypatch.setattr(run._scaler, "state_dict", broken)
+                monkeypatch.setattr(run._stepping.scaler, "state_dict", broken)
                 raise IndexError("the error itself")
 
     with pytest.raises(IndexError, match="the error itself"):

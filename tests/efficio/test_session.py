@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from efficio._live import Live
 from efficio._session import Session
 from efficio_ckpt import CheckpointError, list_checkpoints, load_state
 from efficio_data import Position
@@ -65,7 +66,7 @@ def test_what_was_saved_is_what_the_next_session_holds(tmp_path):
     model = layer(1)
     session = opened(tmp_path, model)
     nn.init.constant_(model.weight, 3)
-    session.commit("0", Position(1, 32), batches=4, step=12, skipped=1)
+    session.commit("0", Position(1, 32), Live(step=12, skipped=1), batches=4)
     assert session.save(wait=True)
     session.close()
 
@@ -82,7 +83,7 @@ def test_what_was_saved_is_what_the_next_session_holds(tmp_path):
 
 def test_one_point_is_saved_once_unless_it_is_asked_for(tmp_path):
     session = opened(tmp_path, layer(1), keep=9)
-    session.commit("0", Position(0, 8), batches=1, step=1, skipped=0)
+    session.commit("0", Position(0, 8), Live(step=1, skipped=0), batches=1)
     assert session.save(wait=True)
     assert not session.save(wait=True)
     assert not session.save(wait=False)
@@ -94,10 +95,10 @@ def test_rewinding_gives_back_objects_and_progress_of_the_last_checkpoint(tmp_pa
     model = layer(1)
     session = opened(tmp_path, model)
     nn.init.constant_(model.weight, 2)
-    session.commit("0", Position(0, 8), batches=1, step=1, skipped=0)
+    session.commit("0", Position(0, 8), Live(step=1, skipped=0), batches=1)
     session.save(wait=True)
     nn.init.constant_(model.weight, 9)
-    session.commit("0", Position(0, 16), batches=2, step=2, skipped=0)
+    session.commit("0", Position(0, 16), Live(step=2, skipped=0), batches=2)
     session.is_half_way = True
 
     session.rewind()
@@ -117,7 +118,7 @@ def test_what_was_not_prepared_is_carried_on_from_checkpoint_to_checkpoint(tmp_p
         session = session_in(tmp_path)
         session.add({"model": layer(2)})
         assert session.begin("0", length=None, size=None)[1] == ("average",)
-        session.commit("0", Position(0, step), batches=step, step=step, skipped=0)
+        session.commit("0", Position(0, step), Live(step=step, skipped=0), batches=step)
         session.save(wait=True)
         session.close()
 
@@ -170,14 +171,14 @@ def test_a_later_session_takes_the_storage_over(tmp_path):
     later = opened(tmp_path, layer(2))
     with pytest.raises(RuntimeError, match="a later Run took over"):
         former.save(wait=True, always=True)
-    later.commit("0", Position(0, 8), batches=1, step=1, skipped=0)
+    later.commit("0", Position(0, 8), Live(step=1, skipped=0), batches=1)
     assert later.save(wait=True)
 
 
 def test_closing_waits_for_the_save_in_flight(tmp_path):
     model = nn.Linear(1000, 1000)
     session = opened(tmp_path, model)
-    session.commit("0", Position(0, 8), batches=1, step=1, skipped=0)
+    session.commit("0", Position(0, 8), Live(step=1, skipped=0), batches=1)
     session.save(wait=False)
     session.close()
     assert [at.step for at in list_checkpoints(tmp_path)] == [1, 0]
@@ -196,7 +197,7 @@ def test_seconds_add_up_over_sessions_and_never_go_back(tmp_path):
         session.add({"model": model})
         session.begin("0", length=None, size=None)
         now += seconds
-        session.commit("0", Position(0, 1), batches=1, step=session.progress.step + 1, skipped=0)
+        session.commit("0", Position(0, 1), Live(step=session.progress.step + 1, skipped=0), batches=1)
         session.save(wait=True)
         session.close()
     assert load_state(tmp_path)["progress"]["seconds"] == 42.0

@@ -13,6 +13,7 @@ from ._loader_settings import LoaderSettings, loader_settings, measure_loader, t
 from ._order import epoch_order
 from ._position import Position
 from ._resumable import Resumable, resumable
+from ._split import batch_samples, split_batch
 from ._transfer import prefetch, to_device
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ __all__ = [
     "LoaderSettings",
     "Position",
     "Resumable",
+    "batch_samples",
     "derive_seed",
     "epoch_order",
     "gpu_augment",
@@ -41,6 +43,7 @@ __all__ = [
     "prefetch",
     "resumable",
     "seed_generators",
+    "split_batch",
     "to_device",
     "tune_loader",
 ]

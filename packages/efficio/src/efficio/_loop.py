@@ -12,7 +12,16 @@ import torch
 
 from efficio_budget import Stop, stop_on_signals
 from efficio_ckpt import CheckpointError
-from efficio_data import Position, Resumable, derive_seed, grouped, prefetch, seed_generators
+from efficio_data import (
+    Position,
+    Resumable,
+    batch_samples,
+    derive_seed,
+    grouped,
+    prefetch,
+    seed_generators,
+    split_batch,
+)
 from efficio_precision import Policy, tuned_backends
 from efficio_report import GPUSample, Totals, sample_gpu
 
@@ -115,10 +124,9 @@ class Loop:
         batches, samples = (progress.lengths.get(name), known), (progress.sizes.get(name), size)
         self.notes.tell(length_note(name, batches, samples), *source_notes(self.source))
         self.totals.switch("save")
-        progress.step, progress.skipped = self.live.step, self.live.skipped  # with steps between two loops
+        self.session.take(self.live)  # with steps between two loops
         position, carried = self.session.begin(name, length=known, size=size)
-        progress = self.session.progress  # another one, if memory was thrown away
-        self.live.step, self.live.skipped = progress.step, progress.skipped
+        self.session.give(self.live)  # other ones, if memory was thrown away
         if carried:
             self.notes.tell(f"in the checkpoint but not prepared, kept as stored: {', '.join(carried)}")
         self.schedule.begin(self.live.step)
@@ -139,20 +147,41 @@ class Loop:
         steps_before: int | None = live.step + live.skipped
         body = derive_seed(session.progress.seed, "loop", self.name, "body", position.epoch)
         live.epoch = position.epoch
+        group: list[tuple[Any, int]] = []  # batches and where they begin, for when they have to come again
         switch("data")
         batches = prefetch(grouped(self.source.iter_from(position), self.accumulated), device)
         try:
             for (batch, after), place, size in batches:
                 switch("train")
-                seed_generators(derive_seed(body, position.samples), device=device)
-                if transform is not None:
-                    batch = transform(batch)
-                if observed:
-                    observe(_shape(batch))
-                live.group_size, live.group_ends = size, place + 1 == size
-                live.in_body = True
-                yield batch
-                live.in_body = False
+                live.position = position.samples
+                if place == 0:
+                    live.group += 1
+                    live.group_size, live.share = size, 1.0 / size
+                    group.clear()
+                held = batch if live.recovers or not live.body else None
+                if live.part_samples is None:
+                    key = derive_seed(body, position.samples)
+                    seed_generators(key, device=device)
+                    if transform is not None:
+                        batch = transform(batch)
+                    if observed:
+                        observe(_shape(batch))
+                    live.group_ends = place + 1 == size
+                    live.body += 1
+                    live.batch, live.in_body = batch, True
+                    yield batch
+                    live.batch, live.in_body = None, False
+                else:
+                    yield from self._in_parts(batch, place, position.samples, body)
+                if live.recovers and held is not None:
+                    group.append((held, position.samples))
+                held = None
+                while live.failed:
+                    if len(group) <= place:
+                        raise RuntimeError(
+                            "out of memory in a group whose first bodies were not run under run.recover_oom(): use it for each"
+                        )
+                    yield from self._again(group, body)
                 switch("data")
                 live.samples += after.samples - position.samples
                 position = after
@@ -162,7 +191,7 @@ class Loop:
                     if steps_before is not None:
                         self._see_step(steps_before)
                         steps_before = None
-                    session.commit(self.name, position, batches=done, step=live.step, skipped=live.skipped)
+                    session.commit(self.name, position, live, batches=done)
                     due = turn(live.step)
                     if (due or live.stop) and self._pause(due):
                         return True
@@ -173,9 +202,46 @@ class Loop:
                 f"epoch {position.epoch} of loop {self.name!r} had no batches: give the loader data"
             )
         self.end_epoch()
-        following = Position(position.epoch + 1)
-        session.commit(self.name, following, batches=0, step=live.step, skipped=live.skipped)
+        session.commit(self.name, Position(position.epoch + 1), live, batches=0)
         return self._pause(turn(live.step))
+
+    def _again(self, group: list[tuple[Any, int]], body: int) -> Generator[Any, None, None]:
+        """The batches of an accumulation group once more, up to the one that ran out of memory, in smaller parts."""
+        self.live.failed = False
+        self.live.group += 1
+        for place, (batch, first) in enumerate(group):
+            yield from self._in_parts(batch, place, first, body)
+            if self.live.failed:
+                return
+
+    def _in_parts(self, batch: Any, place: int, first: int, body: int) -> Generator[Any, None, None]:
+        """One batch in bodies of at most `live.part_samples` samples; its augmentation is that of the whole.
+
+        Args:
+            batch: As it came from the loader.
+            place: In its accumulation group.
+            first: Samples of the epoch before it.
+            body: Key of the bodies of this epoch.
+        """
+        live, key = self.live, derive_seed(body, first)
+        seed_generators(key, device=self.device)
+        if self.transform is not None:
+            batch = self.transform(batch)
+        count = batch_samples(batch)
+        most = live.part_samples or count
+        parts = [batch] if count <= most else split_batch(batch, -(-count // most), samples=count)
+        for number, part in enumerate(parts):
+            if number:
+                seed_generators(derive_seed(key, number), device=self.device)
+            live.position = first
+            live.share = (1.0 if len(parts) == 1 else batch_samples(part) / count) / live.group_size
+            live.group_ends = number + 1 == len(parts) and place + 1 == live.group_size
+            live.body += 1
+            live.batch, live.in_body = part, True
+            yield part
+            live.batch, live.in_body = None, False
+            if live.failed:
+                return
 
     def _see_step(self, steps_before: int) -> None:
         if self.live.step + self.live.skipped == steps_before:
@@ -227,8 +293,8 @@ class Loop:
     def _left(self, error: BaseException | None) -> bool:
         """The loop ends. Left half-way, by `break` or an exception, it saves the last turn's state if that is still in memory."""
         live = self.live
-        live.in_body = False
-        live.group_size, live.group_ends = 1, True
+        live.batch, live.in_body = None, False
+        live.group_size, live.group_ends, live.share, live.failed = 1, True, 1.0, False
         if error is None:
             return False
         interrupted = live.stop.received == signal.SIGINT

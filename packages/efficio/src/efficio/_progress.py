@@ -8,6 +8,8 @@ from typing import Any
 
 from efficio_data import Position
 
+from ._metrics import Metric, from_tree, to_tree
+
 
 @dataclass
 class Progress:
@@ -22,6 +24,8 @@ class Progress:
         batches: Batches of that epoch that each loop has taken; for the progress bar, the position counts samples.
         lengths: Batches in an epoch of each loop, where known.
         sizes: Samples that an epoch of each loop draws from, where known.
+        part_samples: Samples that a body gets at most, since memory ran out; None for whole batches.
+        metrics: What the user logged.
     """
 
     seed: int
@@ -32,6 +36,8 @@ class Progress:
     batches: dict[str, int] = field(default_factory=dict)
     lengths: dict[str, int] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
+    part_samples: int | None = None
+    metrics: dict[str, Metric] = field(default_factory=dict)
 
     def to_tree(self) -> dict[str, Any]:
         """As nested dicts of numbers."""
@@ -40,6 +46,8 @@ class Progress:
             "step": self.step,
             "skipped": self.skipped,
             "seconds": self.seconds,
+            "part_samples": self.part_samples,
+            "metrics": to_tree(self.metrics),
             "loops": {
                 name: {
                     "epoch": at.epoch,
@@ -70,4 +78,8 @@ class Progress:
             batches={name: at["batches"] for name, at in loops.items()},
             lengths={name: at["length"] for name, at in loops.items() if at["length"] is not None},
             sizes={name: at["size"] for name, at in loops.items() if at["size"] is not None},
+            part_samples=tree.get(
+                "part_samples"
+            ),  # which the first checkpoints did not have, nor the metrics
+            metrics=from_tree(tree.get("metrics", {})),
         )

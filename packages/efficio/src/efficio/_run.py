@@ -2,48 +2,47 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from efficio_budget import Budget, host
+from efficio_budget import Budget
+from efficio_ckpt import CheckpointError, Retention
 from efficio_data import derive_seed, prefetch
-from efficio_precision import (
-    autocast,
-    backward,
-    clip_grad_norm,
-    evaluating,
-    make_scaler,
-    precision_policy,
-    step_optimizer,
-)
-from efficio_report import GPUSample, Report, Totals, collect_report, span
+from efficio_precision import evaluating, precision_policy
+from efficio_report import GPUSample, Report, Totals, span
 
 from ._arguments import whole_number
+from ._closing import run_report
 from ._console import Notes
 from ._determinism import reserve_workspace
 from ._fit import place_models, prepared_notes
 from ._greeting import environment, greet
 from ._live import Live
 from ._loop import Loop
+from ._losses import Losses
+from ._metrics import Metric, is_best, logged
 from ._naming import is_scheduler, loop_name, object_names
+from ._probe import probe_batch_size
+from ._recovery import Recovery
 from ._schedule import Schedule
 from ._schedulers import Schedulers
 from ._session import Session
 from ._source import open_source
-from ._words import save_notes
+from ._step_methods import StepMethods
+from ._stepping import Stepping
 
 _SCALER = "@scaler"  # no keyword of the user's can be that
 
 
-class Run:
+class Run(StepMethods):
     """One training that may be stopped and resumed any number of times, and is the same run every time.
 
     Args:
@@ -52,7 +51,7 @@ class Run:
         storage: A folder (a mounted Drive is one), `hf://user/repository`, or another URL of fsspec.
         checkpoint_mode: `"exact"` keeps every bit.
         save_every: A number of optimizer steps, or a duration such as `"10m"`.
-        keep: How many checkpoints stay.
+        keep: How many checkpoints stay, or a `Retention`.
         grad_accum_steps: Batches whose gradients one optimizer step takes.
         precision: `"auto"` chooses by the device; or `"fp32"`, `"fp16"`, `"bf16"`.
         seed: Of order and randomness; None takes torch's own at the first start. A resumed run keeps the one it began with.
@@ -80,7 +79,7 @@ class Run:
         storage: str | Path = "efficio-run",
         checkpoint_mode: Literal["exact"] = "exact",
         save_every: int | str = "10m",
-        keep: int = 2,
+        keep: int | Retention = 2,
         grad_accum_steps: int = 1,
         precision: Literal["auto", "fp32", "fp16", "bf16"] = "auto",
         seed: int | None = None,
@@ -102,20 +101,26 @@ class Run:
         self.policy = precision_policy(precision=precision)
         self.device = torch.device(self.policy.device.type)
         self._seed = None if seed is None else whole_number("seed", seed)
+        self._keep = keep if isinstance(keep, Retention) else whole_number("keep", keep, at_least=1)
         self._session = Session(
             storage,
             mode=checkpoint_mode,
-            keep=whole_number("keep", keep, at_least=1),
+            keep=self._keep,
             seed=self._seed,
             environment=environment(self.policy),
             clock=clock,
             tell=self._notes.tell,
         )
-        self._scaler = make_scaler(self.policy)
         self._live = Live()
+        self._losses = Losses(self._live, tell=self._notes.tell)
+        self._stepping = Stepping(
+            self.policy, self._live, self._schedulers, mark=self._session.changes.mark, losses=self._losses
+        )
+        self._recovery = Recovery(
+            self._live, self._stepping, models=lambda: self._models, tell=self._notes.tell
+        )
         self._samples: list[GPUSample] = []
         self._models: list[nn.Module] = []
-        self._optimizers: list[Optimizer] = []
         self._first_step = 0
 
     def prepare(self, *objects: Any, **named: Any) -> Any:
@@ -139,14 +144,15 @@ class Run:
             session, first = self._session, not self._session.objects
             added = object_names(objects, named, taken=session.objects)
             place_models(added, self.device, self.policy)
-            unknown = session.add({**added, _SCALER: self._scaler} if first else added)
+            scaler = self._stepping.scaler
+            unknown = session.add({**added, _SCALER: scaler} if first else added)
             if first:
-                self._live.step = self._first_step = session.progress.step
-                self._live.skipped = session.progress.skipped
-                greet(session, self.policy, self._budget, self._notes, seed=self._seed, scaler=self._scaler)
+                session.give(self._live)
+                self._first_step = self._live.step
+                greet(session, self.policy, self._budget, self._notes, seed=self._seed, scaler=scaler)
             known = session.objects.values()
             self._models = [thing for thing in known if isinstance(thing, nn.Module)]
-            self._optimizers = [thing for thing in known if isinstance(thing, Optimizer)]
+            self._stepping.optimizers[:] = [thing for thing in known if isinstance(thing, Optimizer)]
             self._schedulers.add([thing for thing in known if is_scheduler(thing)])
             self._notes.tell(
                 *prepared_notes(
@@ -218,65 +224,60 @@ class Run:
             end_epoch=lambda: self._schedulers.step("epoch"),
         ).batches()
 
-    def autocast(self) -> AbstractContextManager[object]:
-        """The region in which forward and loss are computed in the policy's number format."""
-        return autocast(self.policy)
-
-    def backward(self, loss: torch.Tensor) -> None:
-        """Add the loss's gradients, scaled for fp16 and divided by the batches of the accumulation group.
+    def find_batch_size(
+        self, train: Callable[[int], Any], *, start: int = 8, limit: int = 4096, headroom: float = 0.1
+    ) -> int:
+        """Find the largest batch that memory has room for, before the loop; everything that is trained meanwhile is undone.
 
         Args:
-            loss: A scalar, the mean over its batch.
-        """
-        backward(loss, self._scaler, scale=1.0 / self._live.group_size)
-
-    def clip_grad_norm(self, max_norm: float) -> torch.Tensor | None:
-        """Clip the gradients of all prepared optimizers together, once per optimizer step.
-
-        Args:
-            max_norm: The largest norm left.
+            train: Makes a batch of so many samples and does with it what the loop's body does.
+            start: Samples in the first try.
+            limit: The largest answer.
+            headroom: The part of a batch for which there must be room beyond it.
 
         Returns:
-            The norm before clipping, a scalar tensor; None in the middle of an accumulation group, where nothing is done.
-        """
-        if not self._live.group_ends:
-            return None
-        optimizers = self._optimizers
-        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-        parameters = [parameter for group in groups for parameter in group["params"]]
-        return clip_grad_norm(parameters, max_norm, optimizer=optimizers, scaler=self._scaler)
-
-    def step(self, *optimizers: Optimizer, closure: Callable[[], Any] | None = None) -> bool:
-        """Step the optimizers and the schedulers and clear the gradients, when the accumulation group is whole.
-
-        Args:
-            *optimizers: Those to step, with the schedulers that follow them; all prepared ones by default.
-            closure: For optimizers that compute the loss themselves (LBFGS): clears gradients, calls `backward`, returns the loss.
-
-        Returns:
-            Whether the optimizers stepped: False in the middle of a group, and when the scaler skipped a step.
+            Samples, a multiple of 8 from 8 on. What it would gain is told.
 
         Raises:
-            RuntimeError: No optimizer was prepared, or LBFGS came without a closure.
+            RuntimeError: Inside a loop, or not even one sample fits.
+            ValueError: An argument makes no sense.
         """
-        live = self._live
-        if not live.group_ends:
-            return False
-        chosen = optimizers or self._optimizers
-        if not chosen:
-            raise RuntimeError("no torch optimizer was prepared: call run.prepare(model, optimizer)")
-        stepped = True
-        for optimizer in chosen:
-            stepped &= step_optimizer(optimizer, self._scaler, closure)
-            optimizer.zero_grad(set_to_none=True)
-        self._scaler.update()
-        if not stepped:
-            live.skipped += 1
-            self._session.changes.mark()  # the loss scale has moved, and no optimizer with it
-            return False
-        live.step += 1
-        self._schedulers.step("step", optimizers)
-        return True
+        return probe_batch_size(
+            train,
+            session=self._session,
+            stepping=self._stepping,
+            live=self._live,
+            device=self.device,
+            tell=self._notes.tell,
+            start=start,
+            limit=limit,
+            headroom=headroom,
+        )
+
+    def log(self, **metrics: Any) -> None:
+        """Remember numbers, such as a validation loss: `run.metrics` has the last, the lowest and the highest, after a resume too.
+
+        A checkpoint's metadata holds what was logged of its very weights, since its last optimizer step. With
+        `keep=Retention(best=("val_loss", "min"))` the best one so far is saved when it is logged, and stays.
+
+        Args:
+            **metrics: Numbers, or tensors of one element, which are waited for.
+
+        Raises:
+            TypeError: One is no number, or has the name of something else that a checkpoint says of itself.
+        """
+        before, live = self._live.metrics, self._live
+        live.metrics = logged(before, metrics, step=live.step, reserved=self._session.environment)
+        if self._models and is_best(before, live.metrics, self._keep, among=metrics):
+            try:
+                self.save()
+            except CheckpointError as error:
+                self._notes.tell(f"the best checkpoint so far was not saved: {error}")
+
+    @property
+    def metrics(self) -> Mapping[str, Metric]:
+        """What was logged: for each name `last`, `lowest` and `highest`, each with the step."""
+        return MappingProxyType(self._live.metrics)
 
     @contextmanager
     def evaluate_mode(self) -> Iterator[None]:
@@ -326,30 +327,20 @@ class Run:
             )
             return False
         with span(self._totals, "save"):
-            self._session.save_now(step=self._live.step, skipped=self._live.skipped)
+            self._session.save_now(self._live)
         return True
 
     def report(self) -> Report:
         """Where the time of this session went, and what to change; a notebook shows it, elsewhere print it."""
-        self._totals.settle()
-        live, status = self._live, self._session.saver.status
-        return collect_report(
+        return run_report(
             self._totals,
             self._samples,
-            steps=live.step - self._first_step,
-            samples_seen=live.samples,
-            skipped_steps=live.skipped,
-            saves=status.committed,
-            save_seconds=status.committed_seconds,
-            save_bytes=status.committed_bytes,
-            resumed_from=self._session.resumed_from,
-            stopped=live.stop.reason or live.ended,
-            host=host(os.environ),
-            device=self.device.type,
-            device_name=self.policy.device.name,
-            precision=self.policy.reason,
-            applied=self._notes.applied,
-            notes=(*self._notes.told, *save_notes(live.failed_saves, status.upload.error)),
+            first_step=self._first_step,
+            live=self._live,
+            losses=self._losses,
+            session=self._session,
+            policy=self.policy,
+            notes=self._notes,
         )
 
     @property
@@ -379,5 +370,4 @@ class Run:
 
     def _begin_loop(self) -> None:
         self._schedulers.begin()
-        for optimizer in self._optimizers:
-            optimizer.zero_grad(set_to_none=True)
+        self._stepping.drop_gradients()

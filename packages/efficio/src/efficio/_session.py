@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from efficio_ckpt import (
     CheckpointError,
+    Retention,
     Saver,
     background_saver,
     load_checkpoint,
@@ -26,6 +27,7 @@ from efficio_ckpt import (
 from efficio_data import Position
 
 from ._changes import Changes
+from ._live import Live
 from ._progress import Progress
 
 _log = logging.getLogger(__name__)
@@ -56,7 +58,7 @@ class Session:
         storage: str | Path,
         *,
         mode: Literal["exact"],
-        keep: int,
+        keep: int | Retention,
         seed: int | None,
         environment: Mapping[str, Any],
         clock: Callable[[], float],
@@ -171,13 +173,24 @@ class Session:
             self.progress.sizes[name] = size
         return self.progress.loops.setdefault(name, Position()), tuple(sorted(self._stored))
 
-    def commit(self, name: str, position: Position, *, batches: int, step: int, skipped: int) -> None:
+    def commit(self, name: str, position: Position, live: Live, *, batches: int) -> None:
         """Move the point that the next checkpoint is taken of to here: the body has finished, an optimizer step is whole."""
         self.progress.loops[name] = position
         self.progress.batches[name] = batches
-        self.progress.step = step
-        self.progress.skipped = skipped
+        self.take(live)
         self.changes.settle()
+
+    def take(self, live: Live) -> None:
+        """Take over how far a run is: its steps, and what it has learned about itself."""
+        progress = self.progress
+        progress.step, progress.skipped = live.step, live.skipped
+        progress.part_samples, progress.metrics = live.part_samples, live.metrics
+
+    def give(self, live: Live) -> None:
+        """Set a run to how far it is in memory, the opposite of `take`."""
+        progress = self.progress
+        live.step, live.skipped = progress.step, progress.skipped
+        live.part_samples, live.metrics = progress.part_samples, progress.metrics
 
     def save(self, *, wait: bool, always: bool = False) -> bool:
         """Store the state of the last `commit`.
@@ -213,23 +226,22 @@ class Session:
             step=self.progress.step,
             optimizers=[thing for thing in self.objects.values() if isinstance(thing, Optimizer)],
             wait=wait,
-            metadata=self.environment,
+            metadata={**self.environment, **self._fresh_metrics()},
         )
         if begun:
             self._saved = point
         return begun
 
-    def save_now(self, *, step: int, skipped: int) -> None:
+    def save_now(self, live: Live) -> None:
         """Store what is in memory between two loops, whatever was stored before.
 
         Args:
-            step: Optimizer steps done, those by hand included.
-            skipped: Optimizer steps that the scaler skipped.
+            live: How far the run is, steps by hand included.
 
         Raises:
             CheckpointError: It could not be written.
         """
-        self.progress.step, self.progress.skipped = step, skipped
+        self.take(live)
         self.save(wait=True, always=True)
         self.rest()
 
@@ -265,6 +277,13 @@ class Session:
                 _log.warning("%s", error)
         if _open_sessions.get(self.place) is self:
             del _open_sessions[self.place]
+
+    def _fresh_metrics(self) -> dict[str, float]:
+        """What was logged of the very weights that are saved: by it a checkpoint is known for the best."""
+        progress = self.progress
+        return {
+            name: metric.last for name, metric in progress.metrics.items() if metric.step == progress.step
+        }
 
     def _restore_generators(self) -> None:
         if self._rng is not None:

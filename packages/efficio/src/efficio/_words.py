@@ -117,17 +117,20 @@ def bce_note(names: tuple[str, ...]) -> str | None:
     )
 
 
-def save_notes(failed: int, upload_error: str | None) -> tuple[str, ...]:
-    """What the report says about saves that failed, and about an upload that has not succeeded yet.
+def closing_notes(*, failed_saves: int, upload_error: str | None, losses_not_finite: int) -> tuple[str, ...]:
+    """What the report says about what went wrong more than once, or is still wrong.
 
     Args:
-        failed: Saves that failed; one alone was told when it happened.
+        failed_saves: Saves that failed; one alone was told when it happened.
         upload_error: Text of the last failure, if no upload has succeeded since.
+        losses_not_finite: Losses that were NaN or infinite; the first was told.
 
-    >>> save_notes(1, None), save_notes(3, None)
-    ((), ('3 saves failed in all',))
+    >>> closing_notes(failed_saves=3, upload_error=None, losses_not_finite=1)
+    ('3 saves failed in all',)
     """
-    notes = [f"{failed} saves failed in all"] if failed > 1 else []
+    notes = [f"{failed_saves} saves failed in all"] if failed_saves > 1 else []
     if upload_error is not None:
         notes.append(f"the newest checkpoint is on this machine only, its upload failed: {upload_error}")
+    if losses_not_finite > 1:
+        notes.append(f"{losses_not_finite:,} losses were NaN or infinite in all")
     return tuple(notes)

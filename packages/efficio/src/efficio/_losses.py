@@ -1,0 +1,84 @@
+"""Losses: whether they are finite, without waiting for the device at each step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from ._live import Live
+
+_TOGETHER: Final = 64
+"""Losses that are looked at together."""
+
+
+class Losses:
+    """Looks at many losses at once, some steps later, and says which was the first that was not finite.
+
+    On a GPU the answer is copied while training goes on, and read when the next ones are looked at.
+
+    Args:
+        live: Where the run is.
+        tell: Takes a sentence for the user.
+
+    Attributes:
+        not_finite: How many there were.
+    """
+
+    def __init__(self, live: Live, *, tell: Callable[[str], None]) -> None:
+        self.not_finite = 0
+        self._live = live
+        self._tell = tell
+        self._seen: list[Tensor] = []
+        self._places: list[tuple[int, int, int]] = []
+        self._under_way: tuple[Tensor, list[tuple[int, int, int]], Any] | None = None
+
+    def see(self, loss: Any) -> None:
+        """Note a loss and where it came from."""
+        if not isinstance(loss, Tensor):
+            return  # backward says so
+        live = self._live
+        self._seen.append(loss.detach())
+        self._places.append((live.step, live.epoch, live.position))
+        if len(self._seen) >= _TOGETHER:
+            self._look()
+
+    def settle(self) -> None:
+        """Look at all that were noted; waits for the device."""
+        self._look()
+        self._read()
+
+    def _look(self) -> None:
+        self._read()
+        seen, places = self._seen, self._places
+        self._seen, self._places = [], []
+        if not seen:
+            return
+        device = seen[0].device
+        finite = torch.stack([loss.to(device).isfinite().all() for loss in seen])
+        copied = None
+        if device.type == "cuda":
+            host = torch.empty(finite.shape, dtype=torch.bool, pin_memory=True)
+            finite = host.copy_(finite, non_blocking=True)
+            copied = torch.cuda.current_stream(device).record_event()
+        self._under_way = finite, places, copied
+        if copied is None:
+            self._read()
+
+    def _read(self) -> None:
+        if self._under_way is None:
+            return
+        finite, places, copied = self._under_way
+        self._under_way = None
+        if copied is not None:
+            copied.synchronize()  # it was copied some tens of steps ago
+        bad = [place for place, good in zip(places, finite.tolist(), strict=True) if not good]
+        if bad and not self.not_finite:
+            step, epoch, position = bad[0]
+            self._tell(
+                f"the loss was NaN or infinite after step {step:,}, in the batch behind sample {position:,} of epoch {epoch}: "
+                "look at that batch, lower the learning rate, or clip the gradients"
+            )
+        self.not_finite += len(bad)
