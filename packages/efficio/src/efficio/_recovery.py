@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import inspect
 import sys
 import traceback
 import weakref
@@ -69,7 +71,7 @@ class Recovery:
         if self._group != live.group:
             self._group = live.group
             self._keep()
-        self._older = [weakref.ref(t) for t in graph_tensors(sys._getframe(1).f_locals.values())]
+        self._older = [weakref.ref(t) for t in graph_tensors(variables_of(sys._getframe(1)).values())]
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -84,12 +86,12 @@ class Recovery:
             )
             return False
         size = batch_samples(live.batch)
-        if size <= max(1, self.floor):
+        if size // 2 < self.floor:
             raise RuntimeError(
                 f"out of memory with {size} samples at once, and no fewer may be tried (floor={self.floor}): make the model or the "
                 f"samples smaller, or train in 16 bit. It was: {_first_line(error)}"
             ) from error
-        live.part_samples = max(self.floor, -(-size // 2))
+        live.part_samples = -(-size // 2)
         text = _first_line(error)
         free(error, trace, sys._getframe(1), older=self._older)
         self._stepping.drop_gradients()
@@ -170,7 +172,7 @@ def free(
     traceback.clear_frames(trace)
     error.__traceback__ = None
     spared = {id(tensor) for reference in older if (tensor := reference()) is not None}
-    for name, value in list(body.f_locals.items()):
+    for name, value in variables_of(body).items():
         plain = _without_graph(value, spared, depth=3)
         if plain is not value:
             _set_variable(body, name, plain)
@@ -199,12 +201,30 @@ def _without_graph(value: Any, spared: set[int], *, depth: int) -> Any:
     return value
 
 
-def _set_variable(frame: FrameType, name: str, value: Any) -> None:
-    frame.f_locals[name] = value
-    if sys.version_info < (3, 13) and frame.f_locals is not frame.f_globals:
-        import ctypes
+def variables_of(frame: FrameType) -> dict[str, Any]:
+    """A copy of a frame's variables, of which the frame itself keeps none.
 
+    Args:
+        frame: Of a function, or of a module or a cell of a notebook.
+    """
+    found = frame.f_locals
+    variables = dict(found)
+    if _is_snapshot(frame):
+        found.clear()
+    return variables
+
+
+def _is_snapshot(frame: FrameType) -> bool:
+    """Whether `f_locals` is a copy, which the frame keeps, and with it what the variables meant when it was made."""
+    return sys.version_info < (3, 13) and bool(frame.f_code.co_flags & inspect.CO_OPTIMIZED)
+
+
+def _set_variable(frame: FrameType, name: str, value: Any) -> None:
+    found = frame.f_locals
+    found[name] = value
+    if _is_snapshot(frame):
         ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
+        found.clear()
 
 
 def _version(optimizer: Optimizer, known: set[Any]) -> int:

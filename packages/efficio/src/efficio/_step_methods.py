@@ -78,7 +78,7 @@ class StepMethods:
         It costs a copy of the models' buffers at each group's first body, and the group's batches stay until its step.
 
         Args:
-            floor: A body with so many samples or fewer that runs out of memory is an error.
+            floor: Halves of fewer samples are not tried: running out of memory is an error then.
 
         Returns:
             A context for one body.

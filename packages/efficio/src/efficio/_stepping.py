@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -15,6 +15,8 @@ from efficio_precision import Policy, backward, clip_grad_norm, divide_gradients
 from ._live import Live
 from ._losses import Losses
 from ._schedulers import Schedulers
+
+_MIXED: Final = "run.backward came with a weight and without one in one accumulation group: give a weight each time, or never"
 
 
 class Stepping:
@@ -47,7 +49,7 @@ class Stepping:
         self._mark = mark
         self._group = -1  # whose weights these are
         self._body = -1
-        self._is_weighted = False
+        self._plain_group = -1  # whose losses have none
         self._weight: Any = None  # of the body
         self._total: Any = 0.0
         self._unit: Any = 1.0
@@ -63,7 +65,10 @@ class Stepping:
         """Add the gradients of a loss, by its share in the group."""
         live = self._live
         self.losses.see(loss)
-        if weight is None and not self._is_weighted:
+        if weight is None:
+            if self._group == live.group:
+                raise ValueError(_MIXED)
+            self._plain_group = live.group
             backward(loss, self.scaler, scale=live.share)
             return
         self._weigh(weight)
@@ -114,17 +119,16 @@ class Stepping:
         self._divided.clear()
         self._group = -1
 
-    def _weigh(self, weight: float | Tensor | None) -> None:
+    def _weigh(self, weight: float | Tensor) -> None:
         """Note what a body counts: once, however many losses it has."""
         live = self._live
+        _check_weight(weight)
+        if self._plain_group == live.group:
+            raise ValueError(_MIXED)
         if self._group != live.group:
             self._group, self._body = live.group, -1
-            self._is_weighted = weight is not None
             self._total, self._unit = 0.0, None
             self._divided.clear()
-            if weight is None:
-                return
-        _check_weight(weight)
         if self._body == live.body:
             if not isinstance(weight, Tensor) and weight != self._weight:
                 raise ValueError(
@@ -140,7 +144,7 @@ class Stepping:
     def _divide(self, optimizers: Sequence[Optimizer]) -> None:
         """Divide by what the losses were not divided by before, once for each optimizer."""
         live = self._live
-        if not self._is_weighted or self._group != live.group:
+        if self._group != live.group:
             return
         divisor = self._total / (self._unit * live.group_size)
         if isinstance(divisor, Tensor):
@@ -160,10 +164,6 @@ class Stepping:
 
 
 def _check_weight(weight: Any) -> None:
-    if weight is None:
-        raise ValueError(
-            "run.backward came with a weight and without one in one accumulation group: give a weight each time, or never"
-        )
     if isinstance(weight, Tensor):
         if weight.numel() != 1:
             raise ValueError(
