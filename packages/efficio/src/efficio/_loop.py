@@ -27,6 +27,7 @@ from efficio_report import GPUSample, Totals, sample_gpu
 
 from ._console import Notes, progress_bar
 from ._determinism import deterministic_kernels
+from ._fit import try_layout
 from ._live import Live
 from ._schedule import Schedule
 from ._session import Session
@@ -57,6 +58,7 @@ class Loop:
     live: Live
     notes: Notes
     samples: list[GPUSample]
+    converted: list[torch.nn.Module]
     begin: Callable[[], None]
     end_epoch: Callable[[], None]
 
@@ -166,6 +168,8 @@ class Loop:
                         batch = transform(batch)
                     if observed:
                         observe(_shape(batch))
+                    if self.converted:
+                        self.notes.tell(*try_layout(self.converted, batch, self.policy))
                     live.group_ends = place + 1 == size
                     live.body += 1
                     live.batch, live.in_body = batch, True

@@ -57,7 +57,10 @@ class Losses:
         if not seen:
             return
         device = seen[0].device
-        finite = torch.stack([loss.to(device).isfinite().all() for loss in seen])
+        try:
+            finite = torch.stack(seen).isfinite()
+        except RuntimeError:  # of unlike shapes, or on several devices
+            finite = torch.stack([loss.to(device).isfinite().all() for loss in seen])
         copied = None
         if device.type == "cuda":
             host = torch.empty(finite.shape, dtype=torch.bool, pin_memory=True)

@@ -121,6 +121,7 @@ class Run(StepMethods):
         )
         self._samples: list[GPUSample] = []
         self._models: list[nn.Module] = []
+        self._converted: list[nn.Module] = []
         self._first_step = 0
 
     def prepare(self, *objects: Any, **named: Any) -> Any:
@@ -143,7 +144,7 @@ class Run(StepMethods):
         with span(self._totals, "setup"):
             session, first = self._session, not self._session.objects
             added = object_names(objects, named, taken=session.objects)
-            place_models(added, self.device, self.policy)
+            self._converted += place_models(added, self.device, self.policy)
             scaler = self._stepping.scaler
             unknown = session.add({**added, _SCALER: scaler} if first else added)
             if first:
@@ -220,6 +221,7 @@ class Run(StepMethods):
             live=self._live,
             notes=self._notes,
             samples=self._samples,
+            converted=self._converted,
             begin=self._begin_loop,
             end_epoch=lambda: self._schedulers.step("epoch"),
         ).batches()
