@@ -1,4 +1,4 @@
-"""CPU time that a training loop adds to a step, over the loop written by hand: Lightning Fabric, Accelerate and efficio.Run.
+"""CPU time that a training loop adds to a step, over the loop written by hand: those of its peers, and efficio.Run.
 
 Every loop trains the same small model on the same ready-made batches, and must end with the same weights. Each repeat runs all
 loops in turn, in an order that rotates; differences are taken within a repeat. Keyed randomness is measured on its own: how
@@ -38,7 +38,14 @@ from _results import ROOT, versions, write_result
 NAME = "loop_overhead"
 BATCH_SIZE, FEATURES, HIDDEN, CLASSES = 16, 32, 64, 10
 LEARNING_RATE = 0.01
-PEERS = {"fabric": "lightning", "accelerate": "accelerate", "efficio": "efficio"}
+PEERS = {
+    "fabric": "lightning",
+    "accelerate": "accelerate",
+    "ignite": "ignite",
+    "lightning": "lightning",
+    "transformers": "transformers",
+    "efficio": "efficio",
+}
 
 Timed = Callable[[], None]
 """Called at the end of each body; notes the process's CPU time."""
@@ -106,6 +113,103 @@ def accelerate(loader: DataLoader[Any], timed: Timed) -> torch.nn.Module:
     return model
 
 
+def ignite(loader: DataLoader[Any], timed: Timed) -> torch.nn.Module:
+    from ignite.engine import Engine, Events
+
+    model, optimizer = new_training()
+
+    def update(_: Engine, batch: Any) -> float:
+        x, y = batch
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return 0.0
+
+    engine = Engine(update)
+    engine.add_event_handler(Events.ITERATION_COMPLETED, lambda: timed())
+    engine.run(loader, max_epochs=1)
+    return model
+
+
+def lightning(loader: DataLoader[Any], timed: Timed) -> torch.nn.Module:
+    import lightning.pytorch as pl
+
+    class Module(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model, self.optimizer = new_training()
+
+        def training_step(self, batch: Any, _: int) -> torch.Tensor:
+            x, y = batch
+            return F.cross_entropy(self.model(x), y)
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return self.optimizer
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            timed()
+
+    module = Module()
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        devices=1,
+        max_epochs=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(module, loader)
+    return module.model
+
+
+def transformers(loader: DataLoader[Any], timed: Timed) -> torch.nn.Module:
+    import transformers as hf
+
+    model, optimizer = new_training()
+
+    class Wrapped(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"loss": F.cross_entropy(self.model(x), y)}
+
+    class Trainer(hf.Trainer):
+        def get_train_dataloader(self) -> Any:
+            return self.accelerator.prepare(
+                DataLoader([{"x": x, "y": y} for x, y in loader.dataset], batch_size=None)
+            )
+
+    class Timing(hf.TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            timed()
+
+    with tempfile.TemporaryDirectory() as folder:
+        settings = hf.TrainingArguments(
+            folder,
+            max_steps=len(loader.dataset),  # type: ignore[arg-type]
+            use_cpu=True,
+            report_to="none",
+            save_strategy="no",
+            logging_strategy="no",
+            disable_tqdm=True,
+            max_grad_norm=0.0,
+            lr_scheduler_type="constant",
+        )
+        trainer = Trainer(
+            Wrapped(),
+            settings,
+            train_dataset=loader.dataset,
+            optimizers=(optimizer, None),
+            callbacks=[Timing()],
+        )
+        trainer.train()
+    return model
+
+
 def efficio(loader: DataLoader[Any], timed: Timed) -> torch.nn.Module:
     from efficio import Run
 
@@ -143,7 +247,15 @@ def keyed_by_hand(calls: dict[str, int]) -> Loop:
     return keyed
 
 
-LOOPS: dict[str, Loop] = {"bare": bare, "fabric": fabric, "accelerate": accelerate, "efficio": efficio}
+LOOPS: dict[str, Loop] = {
+    "bare": bare,
+    "ignite": ignite,
+    "fabric": fabric,
+    "accelerate": accelerate,
+    "lightning": lightning,
+    "transformers": transformers,
+    "efficio": efficio,
+}
 
 
 def run_loop(name: str, loop: Loop, data: list[Any], warmup: int) -> tuple[dict[str, float], torch.Tensor]:
@@ -257,7 +369,7 @@ def main() -> None:
         "keyings_per_step": calls,
     }
     if not arguments.dry_run:
-        found = versions("torch", "numpy") | {peer.__name__: str(peer.__version__) for peer in peers.values()}
+        found = versions("torch", "numpy") | {name: str(peer.__version__) for name, peer in peers.items()}
         path = write_result(NAME, settings=settings, versions=found, repeats=repeats)
         print(f"wrote {path.relative_to(ROOT)}")
     from table import loop_overhead_table

@@ -26,8 +26,11 @@ ANY_MARK = re.compile(r"<!-- /?bench:[^>]*-->")
 
 NAMES = {
     "bare": "written by hand",
+    "ignite": "Ignite `Engine`",
     "fabric": "Lightning Fabric",
     "accelerate": "Accelerate",
+    "lightning": "Lightning `Trainer`",
+    "transformers": "transformers `Trainer`",
     "efficio": "efficio `Run`",
 }
 
@@ -48,8 +51,7 @@ def loop_overhead_table(result: dict[str, Any]) -> str:
 
 
 def _titled(name: str, result: dict[str, Any]) -> str:
-    distribution = {"fabric": "lightning"}.get(name, name)
-    version = result.get("versions", {}).get(distribution)
+    version = result.get("versions", {}).get(name)
     return NAMES[name] if version is None else f"{NAMES[name]} {version}"
 
 

@@ -8,9 +8,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ._live import Live
-
-_TOGETHER: Final = 64
+TOGETHER: Final = 64
 """Losses that are looked at together."""
 
 
@@ -20,40 +18,30 @@ class Losses:
     On a GPU the answer is copied while training goes on, and read when the next ones are looked at.
 
     Args:
-        live: Where the run is.
         tell: Takes a sentence for the user.
 
     Attributes:
         not_finite: How many there were.
+        seen: Those that were not looked at yet, each with the optimizer steps done, the epoch and the position in it.
     """
 
-    def __init__(self, live: Live, *, tell: Callable[[str], None]) -> None:
+    def __init__(self, *, tell: Callable[[str], None]) -> None:
         self.not_finite = 0
-        self._live = live
+        self.seen: list[tuple[Tensor, int, int, int]] = []
         self._tell = tell
-        self._seen: list[Tensor] = []
-        self._places: list[tuple[int, int, int]] = []
         self._under_way: tuple[Tensor, list[tuple[int, int, int]], Any] | None = None
-
-    def see(self, loss: Any) -> None:
-        """Note a loss and where it came from."""
-        if not isinstance(loss, Tensor):
-            return  # backward says so
-        live = self._live
-        self._seen.append(loss.detach())
-        self._places.append((live.step, live.epoch, live.position))
-        if len(self._seen) >= _TOGETHER:
-            self._look()
 
     def settle(self) -> None:
         """Look at all that were noted; waits for the device."""
-        self._look()
+        self.look()
         self._read()
 
-    def _look(self) -> None:
+    def look(self) -> None:
+        """Look at all that were noted, and read what was found the last time."""
         self._read()
-        seen, places = self._seen, self._places
-        self._seen, self._places = [], []
+        places = [(step, epoch, position) for _, step, epoch, position in self.seen]
+        seen = [loss for loss, *_ in self.seen]
+        self.seen.clear()
         if not seen:
             return
         device = seen[0].device

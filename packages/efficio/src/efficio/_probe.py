@@ -50,7 +50,7 @@ def probe_batch_size(
         raise RuntimeError(f"a batch size cannot be tried inside loop {live.loop!r}: call it before the loop")
     rates: dict[int, float] = {}
     moved, before = session.changes.seen, dataclasses.replace(live)
-    losses, stepping.losses = stepping.losses, Losses(live, tell=lambda _: None)
+    losses, stepping.losses = stepping.losses, Losses(tell=lambda _: None)
 
     def fits(size: int) -> None:
         live.group += 1

@@ -112,7 +112,7 @@ class Run(StepMethods):
             tell=self._notes.tell,
         )
         self._live = Live()
-        self._losses = Losses(self._live, tell=self._notes.tell)
+        self._losses = Losses(tell=self._notes.tell)
         self._stepping = Stepping(
             self.policy, self._live, self._schedulers, mark=self._session.changes.mark, losses=self._losses
         )

@@ -175,9 +175,11 @@ class Session:
 
     def commit(self, name: str, position: Position, live: Live, *, batches: int) -> None:
         """Move the point that the next checkpoint is taken of to here: the body has finished, an optimizer step is whole."""
-        self.progress.loops[name] = position
-        self.progress.batches[name] = batches
-        self.take(live)
+        progress = self.progress
+        progress.loops[name] = position
+        progress.batches[name] = batches
+        progress.step, progress.skipped = live.step, live.skipped
+        progress.part_samples, progress.metrics = live.part_samples, live.metrics
         self.changes.settle()
 
     def take(self, live: Live) -> None:

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from efficio_precision import Policy, backward, clip_grad_norm, divide_gradients, make_scaler, step_optimizer
 
 from ._live import Live
-from ._losses import Losses
+from ._losses import TOGETHER, Losses
 from ._schedulers import Schedulers
 
 _MIXED: Final = "run.backward came with a weight and without one in one accumulation group: give a weight each time, or never"
@@ -64,26 +64,33 @@ class Stepping:
     def backward(self, loss: Tensor, weight: float | Tensor | None) -> None:
         """Add the gradients of a loss, by its share in the group."""
         live = self._live
-        self.losses.see(loss)
         if weight is None:
             if self._group == live.group:
                 raise ValueError(_MIXED)
             self._plain_group = live.group
             backward(loss, self.scaler, scale=live.share)
-            return
+        else:
+            self._backward_weighted(loss, weight)
+        seen = self.losses.seen
+        seen.append((loss.detach(), live.step, live.epoch, live.position))
+        if len(seen) >= TOGETHER:
+            self.losses.look()
+
+    def _backward_weighted(self, loss: Tensor, weight: float | Tensor) -> None:
         self._weigh(weight)
         if self._divided:
             self._multiply_back()
         if (
             isinstance(weight, Tensor) or weight
         ):  # a weight of 0 counts for nothing, and its loss may be 0 / 0
-            backward(loss, self.scaler, scale=weight / (self._unit * live.group_size))
+            backward(loss, self.scaler, scale=weight / (self._unit * self._live.group_size))
 
     def clip(self, max_norm: float) -> Tensor | None:
         """Clip the gradients of all optimizers together; None before the group is whole."""
         if not self._live.group_ends:
             return None
-        self._divide(self.optimizers)
+        if self._group == self._live.group:
+            self._divide(self.optimizers)
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
         parameters = [parameter for group in groups for parameter in group["params"]]
         return clip_grad_norm(parameters, max_norm, optimizer=self.optimizers, scaler=self.scaler)
@@ -96,10 +103,11 @@ class Stepping:
         chosen = optimizers or self.optimizers
         if not chosen:
             raise RuntimeError("no torch optimizer was prepared: call run.prepare(model, optimizer)")
-        self._divide(chosen)
+        if self._group == live.group:
+            self._divide(chosen)
+        self._stepped_group = live.group
         stepped = True
         for optimizer in chosen:
-            self._stepped_group = live.group
             stepped &= step_optimizer(optimizer, self.scaler, closure)
             optimizer.zero_grad(set_to_none=True)
         self.scaler.update()
@@ -143,10 +151,7 @@ class Stepping:
 
     def _divide(self, optimizers: Sequence[Optimizer]) -> None:
         """Divide by what the losses were not divided by before, once for each optimizer."""
-        live = self._live
-        if self._group != live.group:
-            return
-        divisor = self._total / (self._unit * live.group_size)
+        divisor = self._total / (self._unit * self._live.group_size)
         if isinstance(divisor, Tensor):
             divisor = torch.where(divisor > 0, divisor, 1.0)
         elif divisor in (0.0, 1.0):  # nothing was added at all, or all weights are the same
