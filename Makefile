@@ -1,18 +1,22 @@
 # Every command of the repository. `make` alone lists them.
 
 PYTHON ?= python3
-VENV := .venv
+# Another one beside it, for another Python: make test PYTHON=python3.13 VENV=.venv-3.13
+VENV ?= .venv
 BIN := $(VENV)/bin
 PY := $(BIN)/python
 INSTALLED := $(VENV)/.installed
 INSTALLED_PEERS := $(VENV)/.installed-bench
+# The oldest Python and torch that the packages name.
+PYTHON_OLDEST ?= python3.10
+OLDEST := .venv-oldest
 PACKAGES := $(sort $(notdir $(wildcard packages/*)))
 BENCHMARKS ?= $(filter-out benchmarks/table.py benchmarks/_%.py,$(sort $(wildcard benchmarks/*.py)))
 # More words for pytest, for example: make test PYTEST="-k resume -x"
 PYTEST ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-gpu torture check format lint types boundaries dependencies doctests blocks alone demo bench clean
+.PHONY: help setup test test-gpu test-oldest torture check format lint types boundaries dependencies doctests blocks alone demo bench clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -39,6 +43,15 @@ test: setup ## run all tests but the long proofs; those marked gpu skip without 
 test-gpu: setup ## run the tests that need a CUDA device; an error where there is none
 	@$(PY) -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "torch sees no CUDA device here: nothing would be tested")'
 	$(PY) -m pytest -m gpu $(PYTEST)
+
+test-oldest: $(OLDEST)/.installed ## run all tests on the oldest Python and torch that are named; downloads gigabytes
+	$(OLDEST)/bin/python -m pytest $(PYTEST)
+
+$(OLDEST)/.installed: requirements-oldest.txt $(foreach package,$(PACKAGES),packages/$(package)/pyproject.toml)
+	@test -x $(OLDEST)/bin/python || $(PYTHON_OLDEST) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --upgrade pip
+	$(OLDEST)/bin/python -m pip install -r requirements-oldest.txt
+	@touch $@
 
 torture: setup ## run the long proofs whole
 	$(PY) -m pytest -m torture $(PYTEST)
@@ -78,5 +91,5 @@ bench: $(INSTALLED_PEERS) ## run the benchmarks beside their peers and rewrite t
 	@if [ -f benchmarks/table.py ]; then $(PY) benchmarks/table.py; fi
 
 clean: ## remove .venv, caches and build outputs; runs and their checkpoints stay
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis packages/*/dist packages/*/build
+	rm -rf $(VENV) $(OLDEST) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis packages/*/dist packages/*/build
 	find packages tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

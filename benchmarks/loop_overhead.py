@@ -369,7 +369,7 @@ def main() -> None:
         "keyings_per_step": calls,
     }
     if not arguments.dry_run:
-        found = versions("torch", "numpy") | {name: str(peer.__version__) for name, peer in peers.items()}
+        found = versions("torch", "numpy") | {peer.__name__: str(peer.__version__) for peer in peers.values()}
         path = write_result(NAME, settings=settings, versions=found, repeats=repeats)
         print(f"wrote {path.relative_to(ROOT)}")
     from table import loop_overhead_table

@@ -51,7 +51,8 @@ def loop_overhead_table(result: dict[str, Any]) -> str:
 
 
 def _titled(name: str, result: dict[str, Any]) -> str:
-    version = result.get("versions", {}).get(name)
+    distribution = {"fabric": "lightning"}.get(name, name)
+    version = result.get("versions", {}).get(distribution)
     return NAMES[name] if version is None else f"{NAMES[name]} {version}"
 
 

@@ -141,7 +141,7 @@ def number_notes(models: Mapping[str, nn.Module], policy: Policy) -> list[str]:
         trained = {key: p for key, p in model.named_parameters() if p.requires_grad}
         half = [key for key, p in trained.items() if p.dtype == torch.float16]
         brain = [key for key, p in trained.items() if p.dtype == torch.bfloat16]
-        complexes = [key for key, p in trained.items() if p.is_complex()]
+        complexes = [key for key, p in trained.items() if p.dtype.is_complex]
         if half:
             notes.append(
                 f"{name} holds float16 parameters ({half[0]}): "
