@@ -137,9 +137,32 @@ def _checkpoint_setting(result: dict[str, Any]) -> str:
     return text
 
 
+def save_profile_table(result: dict[str, Any]) -> str:
+    """The table of `save_profile`: medians, in the order in which they happen."""
+    (row,) = result["repeats"]
+    lines = ["| | " + " | ".join(MODELS[model] for model in row) + " |", "|---|" + "---:|" * len(row)]
+    first = next(iter(row.values()))
+    for part in sorted(first["call"], key=lambda part: part == "the whole call"):
+        figures = [f"{row[model]['call'][part] * 1e3:.2f} ms" for model in row]
+        lines.append(f"| {part} | " + " | ".join(figures) + " |")
+    for part in first["durable"]:
+        if part != "bytes":
+            figures = [f"{row[model]['durable'][part] * 1e3:.0f} ms" for model in row]
+            lines.append(
+                f"| {part}, of {'these bytes' if part in _FLOORS else 'the state'} | "
+                + " | ".join(figures)
+                + " |"
+            )
+    return "\n".join(lines)
+
+
+_FLOORS = ("write and flush", "read", "sha256", "crc32")
+
+
 TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     "checkpoints": checkpoints_table,
     "loop_overhead": loop_overhead_table,
+    "save_profile": save_profile_table,
 }
 
 

@@ -44,6 +44,10 @@ OPTIMIZERS = {
 }
 
 
+if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 4):  # which has no fused ones on a CPU
+    OPTIMIZERS = {name: make for name, make in OPTIMIZERS.items() if not name.endswith("fused")}
+
+
 class Training:
     def __init__(self, optimizer):
         torch.manual_seed(0)
@@ -332,7 +336,7 @@ def test_memory_of_another_kind_is_never_deferred():
 
 
 def test_a_training_loop_that_saves_at_every_step_stores_each_of_them_exactly(tmp_path):
-    training = Training("adamw-fused")
+    training = Training("adamw-fused" if "adamw-fused" in OPTIMIZERS else "adamw")
     training.step()
     with background_saver(tmp_path, keep=1) as saver:
         for number in range(30):

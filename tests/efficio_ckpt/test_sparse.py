@@ -12,7 +12,7 @@ from efficio_ckpt import (
     save_state,
     take_snapshot,
 )
-from efficio_ckpt._sparse import is_sparse, parts_of
+from efficio_ckpt._sparse import is_sparse, parts_of, sparse_from
 from efficio_ckpt._tree import copied, flatten, unflatten
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta:UserWarning")
@@ -214,3 +214,20 @@ def test_a_sparse_tensor_without_values_is_refused_by_its_path():
     with pytest.raises(TypeError, match=r"a\.b is a torch\.sparse_coo tensor"):
         flatten({"a": {"b": torch.eye(2).to_sparse().to("meta")}})
     assert not is_sparse(torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    "indices", [[[1, 0]], [[0, 0]], [[0, 0, 1], [1, 1, 0]], [[0, 1, 0], [0, 0, 1]]], ids=str
+)
+def test_indices_that_are_not_sorted_and_unique_are_refused_for_a_coalesced_one(indices):
+    parts = [torch.tensor(indices), torch.ones(len(indices[0]))]
+    shape = [2] * len(indices)
+    sparse_from("sparse_coo", shape, False, parts)
+    with pytest.raises(ValueError, match="not sorted and unique"):
+        sparse_from("sparse_coo", shape, True, parts)
+
+
+@pytest.mark.parametrize("indices", [[[]], [[1]], [[0, 1]], [[0, 0, 1], [0, 1, 0]]], ids=str)
+def test_indices_that_are_sorted_and_unique_are_taken(indices):
+    parts = [torch.tensor(indices, dtype=torch.int64), torch.ones(len(indices[0]))]
+    assert sparse_from("sparse_coo", [2] * len(indices), True, parts).is_coalesced()

@@ -76,9 +76,8 @@ def sparse_from(layout: str, shape: list[int], coalesced: bool, parts: Sequence[
     size, kind = sizes(shape), _LAYOUTS[layout]
     if kind == torch.sparse_coo:
         indices, values = parts
-        return torch.sparse_coo_tensor(
-            indices, values, size, is_coalesced=bool(coalesced), check_invariants=True
-        )
+        sparse = torch.sparse_coo_tensor(indices, values, size, check_invariants=True)
+        return _marked_coalesced(sparse) if coalesced else sparse
     compressed, other, values = parts
     with warnings.catch_warnings():
         # That these layouts are new was told to whoever made the tensor.
@@ -86,6 +85,19 @@ def sparse_from(layout: str, shape: list[int], coalesced: bool, parts: Sequence[
         return torch.sparse_compressed_tensor(
             compressed, other, values, size, layout=kind, check_invariants=True
         )
+
+
+def _marked_coalesced(sparse: Tensor) -> Tensor:
+    """Say of a sparse tensor that its indices are sorted and unique, if they are; torch before 2.1 takes no such word."""
+    before, after = sparse._indices()[:, :-1], sparse._indices()[:, 1:]
+    is_larger = torch.zeros(before.shape[1:], dtype=torch.bool)
+    is_equal = torch.ones_like(is_larger)  # in all dimensions so far
+    for low, high in zip(before, after, strict=True):
+        is_larger |= is_equal & (high > low)
+        is_equal &= high == low
+    if not is_larger.all():
+        raise ValueError("the indices of a coalesced tensor are not sorted and unique")
+    return sparse._coalesced_(True)
 
 
 def _is_plain(part: Tensor) -> bool:
