@@ -51,6 +51,8 @@ $(OLDEST)/.installed: requirements-oldest.txt $(foreach package,$(PACKAGES),pack
 	@test -x $(OLDEST)/bin/python || $(PYTHON_OLDEST) -m venv $(OLDEST)
 	$(OLDEST)/bin/python -m pip install --upgrade pip
 	$(OLDEST)/bin/python -m pip install -r requirements-oldest.txt
+	@test -x $(OLDEST)/s3-server/bin/python || $(OLDEST)/bin/python -m venv $(OLDEST)/s3-server
+	$(OLDEST)/s3-server/bin/python -m pip install -q 'moto[server]>=5'
 	@touch $@
 
 torture: setup ## run the long proofs whole
