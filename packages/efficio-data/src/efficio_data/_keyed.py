@@ -143,13 +143,15 @@ class KeyedStream(StandIn, IterableDataset[Any]):
     def __init__(self, dataset: Any, seed: int) -> None:
         super().__init__(dataset, seed)
         object.__setattr__(self, "_next_epoch", 0)
+        object.__setattr__(self, "_first", 0)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_next_epoch": self._next_epoch}
+        return {**super().__getstate__(), "_next_epoch": self._next_epoch, "_first": self._first}
 
-    def begin_at(self, epoch: int) -> None:
-        """Set the epoch that the next pass is in."""
+    def begin_at(self, epoch: int, first: int) -> None:
+        """Set where the next pass begins: in which epoch, and with which item of it, if the dataset is there already."""
         object.__setattr__(self, "_next_epoch", epoch)
+        object.__setattr__(self, "_first", first)
 
     def __iter__(self) -> Iterator[Any]:
         epoch: int = self._next_epoch
@@ -158,7 +160,7 @@ class KeyedStream(StandIn, IterableDataset[Any]):
         self._begin(epoch)
         self._key("stream", place)
         items = iter(self._dataset)
-        ordinal = 0
+        ordinal: int = self._first
         while True:
             self._key("sample", place, ordinal)
             try:

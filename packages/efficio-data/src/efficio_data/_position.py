@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -12,10 +13,12 @@ class Position:
     Attributes:
         epoch: Epochs begun before this one, from 0.
         samples: Samples of this epoch that the loop has taken; what a worker has fetched ahead does not count.
+        state: What a sampler or a stream with a state of its own needs beside these, from its `state_dict`; None for others.
     """
 
     epoch: int = 0
     samples: int = 0
+    state: Any = field(default=None, compare=False)
 
 
 def check_position(position: Position) -> None:

@@ -26,8 +26,9 @@ _PROBE_SECONDS = 1.0
 class Resumable(Protocol):
     """A loader that can start anywhere.
 
-    Those of this package also have `notes`, what is not exact about them in plain words, and `epoch_samples`, the samples that an
-    epoch draws from (None where that is not known before).
+    Those of this package also have `notes`, what is not exact about them in plain words; `epoch_samples`, the samples that an
+    epoch draws from (None where that is not known before); and `epoch_state`, what the position at the begin of the next epoch
+    holds as its state.
     """
 
     def iter_from(self, position: Position) -> Iterator[tuple[Any, Position]]:
@@ -47,6 +48,9 @@ def resumable(loader: Any, *, seed: int = 0) -> Resumable:
     under the key of its ordinal: torch's default generator, `random`, NumPy's global generator and those that hang on the dataset
     or its transforms are started from it, in whatever process builds the sample. So the stream does not depend on the number of
     workers, nor on where it is entered. Samples before the position are not built.
+
+    A sampler with `state_dict` and `load_state_dict` is loaded with the state that it had when the epoch began, and drawn again; a
+    stream of that kind (without workers) or an iterable of batches is loaded with the state at the position, and goes on there.
 
     In the main process (no workers) the global generators are left as the last sample's key set them; a loop whose body draws
     (dropout, batch augmentation) calls `seed_generators(derive_seed(seed, epoch, samples))` before each body.
@@ -142,6 +146,14 @@ class _Keys:
         return len(self._sampler)  # type: ignore[arg-type]
 
     @property
+    def stateful(self) -> Any:
+        """The sampler or batch sampler that has a state of its own; None if neither has."""
+        for part in (self._sampler, getattr(self._sampler, "sampler", None)):
+            if part is not None and has_state(part):
+                return part
+        return None
+
+    @property
     def samples(self) -> int | None:
         indices: Any = self._sampler
         if type(indices) is BatchSampler:
@@ -161,10 +173,14 @@ class _Map:
         self._dataset = dataset if dataset.has_use_for_keys else loader.dataset
         replaced = "sampler" if loader.batch_sampler is None else "batch_sampler"
         self._loader = _rewired(loader, dataset=self._dataset, **{replaced: self._keys})
+        self._stateful = self._keys.stateful
         self.notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self._keys)
+
+    def epoch_state(self) -> Any:
+        return None if self._stateful is None else copy.deepcopy(self._stateful.state_dict())
 
     @property
     def epoch_samples(self) -> int | None:
@@ -177,9 +193,12 @@ class _Map:
             derive_seed(self._seed, "worker", position.epoch)
         )
         epoch, samples = position.epoch, position.samples
+        if self._stateful is not None and position.state is not None:
+            self._stateful.load_state_dict(copy.deepcopy(position.state))
+        state = self.epoch_state()  # before anything of this epoch is drawn
         for batch in self._loader:
             samples += sizes.popleft()
-            yield batch, Position(epoch, samples)
+            yield batch, Position(epoch, samples, state)
 
     def repeats(self) -> bool:
         """Build the first sample of epoch 0 twice under one key, and compare: False if its randomness is out of reach.
@@ -224,26 +243,33 @@ class _Stream:
         self._loader = _rewired(loader, persistent_workers=False, **attributes)
         self._length = loader
         self.epoch_samples: int | None = None
-        self.notes: tuple[str, ...] = (
-            "an iterable dataset is read from the start of its epoch after a resume, and its order depends on num_workers: "
-            f"keep num_workers={loader.num_workers}",
-        )
+        self._stateful = has_state(loader.dataset) and not loader.num_workers
+        self.notes: tuple[str, ...] = ()
+        if not self._stateful:
+            self.notes = (
+                "an iterable dataset is read from the start of its epoch after a resume, and its order depends on num_workers: "
+                f"keep num_workers={loader.num_workers}",
+            )
 
     def __len__(self) -> int:
         return len(self._length)
 
     def iter_from(self, position: Position) -> Iterator[tuple[Any, Position]]:
         check_position(position)
-        self._dataset.begin_at(position.epoch)
+        goes_on = self._stateful and position.state is not None
+        samples = position.samples if goes_on else 0
+        if goes_on:
+            self._dataset.load_state_dict(copy.deepcopy(position.state))
+        self._dataset.begin_at(position.epoch, samples)
         cast(torch.Generator, self._loader.generator).manual_seed(
             derive_seed(self._seed, "worker", position.epoch)
         )
-        samples = 0
         for batch in self._loader:
             size, items = batch if self._counted else (1, batch)
             samples += size
             if samples > position.samples:
-                yield items, Position(position.epoch, samples)
+                state = copy.deepcopy(self._dataset.state_dict()) if self._stateful else None
+                yield items, Position(position.epoch, samples, state)
 
 
 class _Batches:
@@ -251,8 +277,9 @@ class _Batches:
 
     def __init__(self, batches: Iterable[Any]) -> None:
         self._batches = batches
+        self._stateful = has_state(batches)
         self.notes: tuple[str, ...] = ()
-        if not isinstance(batches, (list, tuple)):
+        if not isinstance(batches, (list, tuple)) and not self._stateful:
             self.notes = (
                 f"a {type(batches).__name__} is taken as it is: it must give the same batches whenever an epoch is resumed, and "
                 "randomness inside it is not keyed",
@@ -269,9 +296,19 @@ class _Batches:
         if callable(getattr(self._batches, "set_epoch", None)):
             self._batches.set_epoch(position.epoch)  # type: ignore[attr-defined]
         check_position(position)
-        rest = islice(self._batches, position.samples, None)
+        batches: Any = self._batches
+        goes_on = self._stateful and position.state is not None
+        if goes_on:
+            batches.load_state_dict(copy.deepcopy(position.state))
+        rest = iter(batches) if goes_on else islice(batches, position.samples, None)
         for samples, batch in enumerate(rest, position.samples + 1):
-            yield batch, Position(position.epoch, samples)
+            state = copy.deepcopy(batches.state_dict()) if self._stateful else None
+            yield batch, Position(position.epoch, samples, state)
+
+
+def has_state(thing: Any) -> bool:
+    """Whether an object says where it is and can be put there: it has `state_dict` and `load_state_dict`."""
+    return callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))
 
 
 def _same(one: Any, two: Any) -> bool:

@@ -28,11 +28,12 @@ from efficio_report import GPUSample, Totals, sample_gpu
 from ._console import Notes, progress_bar
 from ._determinism import deterministic_kernels
 from ._fit import try_layout
+from ._identity import moved_classes
 from ._live import Live
 from ._schedule import Schedule
 from ._session import Session
-from ._source import epoch_samples, length, source_notes
-from ._words import length_note
+from ._source import epoch_samples, length, next_epoch, source_notes
+from ._words import files_note, length_note
 
 
 @dataclass
@@ -46,6 +47,7 @@ class Loop:
     name: str
     epochs: int
     source: Resumable
+    identity: dict[str, Any]
     transform: Callable[[Any], Any] | None
     accumulated: int
     device: torch.device
@@ -124,11 +126,22 @@ class Loop:
         progress, name = self.session.progress, self.name
         known, size = length(self.source), epoch_samples(self.source)
         batches, samples = (progress.lengths.get(name), known), (progress.sizes.get(name), size)
-        self.notes.tell(length_note(name, batches, samples), *source_notes(self.source))
+        stored = progress.identities.get(name, {})
+        if moved := moved_classes(stored, self.identity):
+            raise ValueError(
+                f"the classes of loop {name!r} are numbered in another way than when the checkpoint was written: {moved}; give the "
+                "data set its classes in a fixed order (sorted, or from a list in a file)"
+            )
+        self.notes.tell(
+            length_note(name, batches, samples),
+            files_note(name, stored, self.identity) if samples[0] == samples[1] else None,
+            *source_notes(self.source),
+        )
         self.totals.switch("save")
         self.session.take(self.live)  # with steps between two loops
         position, carried = self.session.begin(name, length=known, size=size)
         self.session.give(self.live)  # other ones, if memory was thrown away
+        self.session.progress.identities[name] = self.identity
         if carried:
             self.notes.tell(f"in the checkpoint but not prepared, kept as stored: {', '.join(carried)}")
         self.schedule.begin(self.live.step)
@@ -206,7 +219,7 @@ class Loop:
                 f"epoch {position.epoch} of loop {self.name!r} had no batches: give the loader data"
             )
         self.end_epoch()
-        session.commit(self.name, Position(position.epoch + 1), live, batches=0)
+        session.commit(self.name, next_epoch(self.source, position.epoch), live, batches=0)
         return self._pause(turn(live.step))
 
     def _again(self, group: list[tuple[Any, int]], body: int) -> Generator[Any, None, None]:

@@ -24,6 +24,7 @@ class Progress:
         batches: Batches of that epoch that each loop has taken; for the progress bar, the position counts samples.
         lengths: Batches in an epoch of each loop, where known.
         sizes: Samples that an epoch of each loop draws from, where known.
+        identities: What tells the data set of each loop from others, where known.
         part_samples: Samples that a body gets at most, since memory ran out; None for whole batches.
         metrics: What the user logged.
     """
@@ -36,6 +37,7 @@ class Progress:
     batches: dict[str, int] = field(default_factory=dict)
     lengths: dict[str, int] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
+    identities: dict[str, dict[str, Any]] = field(default_factory=dict)
     part_samples: int | None = None
     metrics: dict[str, Metric] = field(default_factory=dict)
 
@@ -55,6 +57,8 @@ class Progress:
                     "batches": self.batches.get(name, 0),
                     "length": self.lengths.get(name),
                     "size": self.sizes.get(name),
+                    "state": at.state,
+                    "identity": self.identities.get(name, {}),
                 }
                 for name, at in self.loops.items()
             },
@@ -74,12 +78,12 @@ class Progress:
             step=tree["step"],
             skipped=tree["skipped"],
             seconds=tree["seconds"],
-            loops={name: Position(at["epoch"], at["samples"]) for name, at in loops.items()},
+            loops={name: Position(at["epoch"], at["samples"], at.get("state")) for name, at in loops.items()},
             batches={name: at["batches"] for name, at in loops.items()},
             lengths={name: at["length"] for name, at in loops.items() if at["length"] is not None},
             sizes={name: at["size"] for name, at in loops.items() if at["size"] is not None},
-            part_samples=tree.get(
-                "part_samples"
-            ),  # which the first checkpoints did not have, nor the metrics
+            # The first checkpoints had none of these.
+            identities={name: dict(at["identity"]) for name, at in loops.items() if at.get("identity")},
+            part_samples=tree.get("part_samples"),
             metrics=from_tree(tree.get("metrics", {})),
         )

@@ -25,6 +25,7 @@ from ._console import Notes
 from ._determinism import reserve_workspace
 from ._fit import place_models, prepared_notes
 from ._greeting import environment, greet
+from ._identity import data_identity
 from ._live import Live
 from ._loop import Loop
 from ._losses import Losses
@@ -209,6 +210,7 @@ class Run(StepMethods):
             name=name,
             epochs=epochs,
             source=source,
+            identity=data_identity(loader),
             transform=gpu_transform,
             accumulated=self._accumulated,
             device=self.device,

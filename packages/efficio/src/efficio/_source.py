@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from efficio_data import GPULoader, Resumable, measure_loader, resumable, tune_loader
+from efficio_data import GPULoader, Position, Resumable, measure_loader, resumable, tune_loader
 
 from ._fit import empty_loader_text
 
@@ -52,6 +52,12 @@ def epoch_samples(source: Resumable) -> int | None:
     """Samples that an epoch draws from, None where that is not known."""
     size: int | None = getattr(source, "epoch_samples", None)
     return size
+
+
+def next_epoch(source: Resumable, epoch: int) -> Position:
+    """The begin of the epoch behind this one, with what the source remembers from epoch to epoch."""
+    state = getattr(source, "epoch_state", None)
+    return Position(epoch + 1, state=None if state is None else state())
 
 
 def source_notes(source: Resumable) -> tuple[str, ...]:

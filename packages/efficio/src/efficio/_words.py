@@ -107,6 +107,25 @@ def length_note(
     return f"{found}, of the same {samples[0]:,} samples: it goes on at the same sample"
 
 
+def files_note(name: str, stored: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """What it means that as many files as before are not the same ones.
+
+    Args:
+        name: Of the loop.
+        stored: Identity of the data set in the checkpoint.
+        now: Identity of the data set here.
+
+    >>> files_note("0", {"files": "a"}, {"files": "a"}) is None
+    True
+    """
+    if stored.get("files", now.get("files")) == now.get("files"):
+        return None
+    return (
+        f"the files of loop {name!r}, or their labels or order, are not those of the checkpoint, though as many: this is another data "
+        "set, so it is not the run that was stopped"
+    )
+
+
 def bce_note(names: tuple[str, ...]) -> str | None:
     """A warning about losses that torch refuses in 16 bit on a GPU."""
     if not names:
