@@ -14,7 +14,7 @@ from ._order import epoch_order
 from ._position import Position
 from ._resumable import Resumable, resumable
 from ._split import batch_samples, split_batch
-from ._transfer import prefetch, to_device
+from ._transfer import leaves, prefetch, to_device
 
 if TYPE_CHECKING:
     from . import gpu_augment
@@ -37,6 +37,7 @@ __all__ = [
     "epoch_order",
     "gpu_augment",
     "grouped",
+    "leaves",
     "loader_settings",
     "measure_loader",
     "on_inputs",

@@ -33,6 +33,7 @@ from ._live import Live
 from ._schedule import Schedule
 from ._session import Session
 from ._source import epoch_samples, length, next_epoch, source_notes
+from ._verify import Trace
 from ._words import files_note, length_note
 
 
@@ -63,6 +64,7 @@ class Loop:
     converted: list[torch.nn.Module]
     begin: Callable[[], None]
     end_epoch: Callable[[], None]
+    trace: Trace | None = None
 
     def batches(self) -> Iterator[Any]:
         """The batches of all epochs that are left.
@@ -146,6 +148,8 @@ class Loop:
             self.notes.tell(f"in the checkpoint but not prepared, kept as stored: {', '.join(carried)}")
         self.schedule.begin(self.live.step)
         self.begin()
+        if self.trace is not None:
+            self.trace.begin(self.live.step)
         if position.epoch >= self.epochs:
             self.notes.tell(
                 f"loop {self.name!r} is complete: {position.epoch} of {self.epochs} epochs are trained"
@@ -157,6 +161,7 @@ class Loop:
     ) -> Generator[Any, None, bool]:
         """The batches of one epoch; whether the loop is to end there."""
         live, session, device, transform = self.live, self.session, self.device, self.transform
+        trace = self.trace
         switch, turn, observed = self.totals.switch, self.schedule.turn, device.type == "cuda"
         done = session.progress.batches.get(self.name, 0) if position.samples else 0
         steps_before: int | None = live.step + live.skipped
@@ -184,6 +189,8 @@ class Loop:
                     if self.converted:
                         self.notes.tell(*try_layout(self.converted, batch, self.policy))
                     live.group_ends = place + 1 == size
+                    if trace is not None:
+                        trace.batch(batch)
                     live.body += 1
                     live.batch, live.in_body = batch, True
                     yield batch
@@ -209,6 +216,8 @@ class Loop:
                         self._see_step(steps_before)
                         steps_before = None
                     session.commit(self.name, position, live, batches=done)
+                    if trace is not None:
+                        trace.commit(live.step)
                     due = turn(live.step)
                     if (due or live.stop) and self._pause(due):
                         return True
@@ -251,6 +260,8 @@ class Loop:
             if number:
                 seed_generators(derive_seed(key, number), device=self.device)
             live.position = first
+            if self.trace is not None:
+                self.trace.batch(part)
             live.share = (1.0 if len(parts) == 1 else batch_samples(part) / count) / live.group_size
             live.group_ends = number + 1 == len(parts) and place + 1 == live.group_size
             live.body += 1

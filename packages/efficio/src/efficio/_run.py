@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -14,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from efficio_budget import Budget
-from efficio_ckpt import CheckpointError, Retention
+from efficio_ckpt import Retention
 from efficio_data import derive_seed, prefetch
 from efficio_precision import evaluating, precision_policy
 from efficio_report import GPUSample, Report, Totals, span
@@ -29,9 +28,7 @@ from ._identity import data_identity
 from ._live import Live
 from ._loop import Loop
 from ._losses import Losses
-from ._metrics import Metric, is_best, logged
 from ._naming import is_scheduler, loop_name, object_names
-from ._probe import probe_batch_size
 from ._recovery import Recovery
 from ._schedule import Schedule
 from ._schedulers import Schedulers
@@ -39,11 +36,12 @@ from ._session import Session
 from ._source import open_source
 from ._step_methods import StepMethods
 from ._stepping import Stepping
+from ._tool_methods import ToolMethods
 
 _SCALER = "@scaler"  # no keyword of the user's can be that
 
 
-class Run(StepMethods):
+class Run(StepMethods, ToolMethods):
     """One training that may be stopped and resumed any number of times, and is the same run every time.
 
     Args:
@@ -124,6 +122,14 @@ class Run(StepMethods):
         self._models: list[nn.Module] = []
         self._converted: list[nn.Module] = []
         self._first_step = 0
+        self._trace = None
+        self._settings = {
+            "grad_accum_steps": grad_accum_steps,
+            "precision": precision,
+            "seed": seed,
+            "scheduler_interval": scheduler_interval,
+            "deterministic": deterministic,
+        }
 
     def prepare(self, *objects: Any, **named: Any) -> Any:
         """Take models, optimizers, schedulers and whatever else has a state dict, and restore them from the newest checkpoint.
@@ -226,62 +232,8 @@ class Run(StepMethods):
             converted=self._converted,
             begin=self._begin_loop,
             end_epoch=lambda: self._schedulers.step("epoch"),
+            trace=self._trace,
         ).batches()
-
-    def find_batch_size(
-        self, train: Callable[[int], Any], *, start: int = 8, limit: int = 4096, headroom: float = 0.1
-    ) -> int:
-        """Find the largest batch that memory has room for, before the loop; everything that is trained meanwhile is undone.
-
-        Args:
-            train: Makes a batch of so many samples and does with it what the loop's body does.
-            start: Samples in the first try.
-            limit: The largest answer.
-            headroom: The part of a batch for which there must be room beyond it.
-
-        Returns:
-            Samples, a multiple of 8 from 8 on. What it would gain is told.
-
-        Raises:
-            RuntimeError: Inside a loop, or not even one sample fits.
-            ValueError: An argument makes no sense.
-        """
-        return probe_batch_size(
-            train,
-            session=self._session,
-            stepping=self._stepping,
-            live=self._live,
-            device=self.device,
-            tell=self._notes.tell,
-            start=start,
-            limit=limit,
-            headroom=headroom,
-        )
-
-    def log(self, **metrics: Any) -> None:
-        """Remember numbers, such as a validation loss: `run.metrics` has the last, the lowest and the highest, after a resume too.
-
-        A checkpoint's metadata holds what was logged of its very weights, since its last optimizer step. With
-        `keep=Retention(best=("val_loss", "min"))` the best one so far is saved when it is logged, and stays.
-
-        Args:
-            **metrics: Numbers, or tensors of one element, which are waited for.
-
-        Raises:
-            TypeError: One is no number, or has the name of something else that a checkpoint says of itself.
-        """
-        before, live = self._live.metrics, self._live
-        live.metrics = logged(before, metrics, step=live.step, reserved=self._session.environment)
-        if self._models and is_best(before, live.metrics, self._keep, among=metrics):
-            try:
-                self.save()
-            except CheckpointError as error:
-                self._notes.tell(f"the best checkpoint so far was not saved: {error}")
-
-    @property
-    def metrics(self) -> Mapping[str, Metric]:
-        """What was logged: for each name `last`, `lowest` and `highest`, each with the step."""
-        return MappingProxyType(self._live.metrics)
 
     @contextmanager
     def evaluate_mode(self) -> Iterator[None]:
