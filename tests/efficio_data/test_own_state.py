@@ -142,7 +142,7 @@ def test_a_stream_goes_on_where_it_says_it_is_and_builds_nothing_before(batch_si
 
     whole, _ = read_stream(source_of(Stream()), Position(), 2)
     per_epoch = len(whole) // 2
-    for stop in (1, per_epoch - 1, per_epoch + 2):
+    for stop in (1, per_epoch - 1, per_epoch, per_epoch + 2):
         first, position = read_stream(source_of(Stream()), Position(), 2, limit=stop)
         stream = Stream()
         rest, _ = read_stream(source_of(stream), position, 2)

@@ -5,6 +5,7 @@ reads from these notes which batches have had an effect that was not lost.
 """
 
 import hashlib
+import itertools
 import json
 import multiprocessing
 import os
@@ -20,7 +21,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, WeightedRandomSampler
 
 import efficio
 from efficio import gpu_augment
@@ -35,7 +36,9 @@ PHASES = ("setup", "loader", "forward", "backward", "step", "evaluation", "end")
 class Case:
     """What is trained, and by which loader."""
 
-    data: str = "gpu"  # gpu, loader
+    data: str = (
+        "gpu"  # gpu, loader, batches (a batch sampler of uneven sizes), stream (an iterable with a state)
+    )
     shuffle: bool = True
     workers: int = 0
     weighted: bool = False
@@ -46,6 +49,9 @@ class Case:
     epochs: int = EPOCHS
     batch: int = BATCH
     evaluate: bool = False
+    optimizer: str = "adamw"  # sgd, adamw, adafactor, lbfgs
+    scheduler: str = ""  # onecycle, step, sequential; by the interval if it is not given
+    precision: str = "auto"  # fp16 scales the loss; the forward pass stays in float32
 
 
 @dataclass(frozen=True)
@@ -89,6 +95,49 @@ class Images(Dataset):
         return x, index
 
 
+class Uneven(Sampler):
+    """Batches of 12, 16 and 20 in turn, shuffled by whatever torch's global generator says."""
+
+    def __len__(self):
+        return -(-SAMPLES // BATCH)
+
+    def __iter__(self):
+        order = torch.randperm(SAMPLES).tolist()
+        at = 0
+        for size in itertools.cycle((12, 16, 20)):
+            if at >= SAMPLES:
+                return
+            yield order[at : at + size]
+            at += size
+
+
+class Stream(IterableDataset):
+    """The same images one after the other, from where the state says; each epoch begins at another one."""
+
+    def __init__(self, augment):
+        self._images = Images(augment)
+        self._at = self._epoch = 0
+
+    def __len__(self):
+        return SAMPLES
+
+    def __iter__(self):
+        while self._at < SAMPLES:
+            index = (self._at + 100 * self._epoch) % SAMPLES
+            self._at += 1
+            yield self._images[index]
+        self._at = 0
+
+    def set_epoch(self, epoch):
+        self._epoch = epoch
+
+    def state_dict(self):
+        return {"at": self._at}
+
+    def load_state_dict(self, state):
+        self._at = state["at"]
+
+
 def images():
     return torch.randint(0, 256, (SAMPLES, 1, SIDE, SIDE), dtype=torch.uint8, generator=generator(1))
 
@@ -111,6 +160,10 @@ def make_loader(case):
         return efficio.GPULoader.from_tensors(
             images(), torch.arange(SAMPLES), case.batch, shuffle=case.shuffle, transform=noise
         )
+    if case.data == "stream":
+        return DataLoader(Stream(case.augment), case.batch)
+    if case.data == "batches":
+        return DataLoader(Images(case.augment), batch_sampler=Uneven(), num_workers=case.workers)
     sampler = WeightedRandomSampler([1.0 + i % 3 for i in range(SAMPLES)], SAMPLES) if case.weighted else None
     return DataLoader(
         Images(case.augment),
@@ -134,17 +187,32 @@ def make_model():
 
 
 def make_scheduler(case, optimizer):
-    if case.interval == "epoch":
-        return torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    kind = case.scheduler or ("step" if case.interval == "epoch" else "onecycle")
+    if kind == "step":
+        return torch.optim.lr_scheduler.StepLR(optimizer, 1 if case.interval == "epoch" else 9, gamma=0.5)
+    if kind == "sequential":
+        parts = [
+            torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=5),
+            torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40),
+        ]
+        return torch.optim.lr_scheduler.SequentialLR(optimizer, parts, [5])
     batches = -(-SAMPLES // case.batch)
     steps = case.epochs * -(-batches // case.accumulated)
     return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, total_steps=steps)
 
 
+OPTIMIZERS = {
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9, nesterov=True),
+    "adafactor": lambda parameters: torch.optim.Adafactor(parameters, lr=0.01),
+    "lbfgs": lambda parameters: torch.optim.LBFGS(parameters, lr=0.01, max_iter=2, history_size=3),
+}
+
+
 def make_objects(case):
     """Model, optimizer and scheduler, by the name under which `Run` stores them; with the average of the model if asked for."""
     model = make_model()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    optimizer = OPTIMIZERS[case.optimizer](model.parameters())
     objects = {"model": model, "optimizer": optimizer, "scheduler": make_scheduler(case, optimizer)}
     if case.ema:
         objects["ema"] = AveragedModel(model, avg_fn=lambda mean, new, _: 0.9 * mean + 0.1 * new)
@@ -154,6 +222,7 @@ def make_objects(case):
 def make_run(case, storage, **options):
     given = {"save_every": 5, "progress": False, "deterministic": torch.cuda.is_available()}
     given |= {"grad_accum_steps": case.accumulated, "scheduler_interval": case.interval}
+    given |= {"precision": case.precision}
     return efficio.Run(storage=storage, **(given | options))
 
 
@@ -219,6 +288,7 @@ def state(run, objects):
     digests = {name: digest(thing.state_dict()) for name, thing in objects.items()}
     return {
         **digests,
+        "scaler": digest(run._stepping.scaler.state_dict()),
         "steps": run.step_count,
         "generators": digest([torch.get_rng_state(), random.getstate(), np.random.get_state()]),
     }
@@ -354,16 +424,30 @@ def train(case, end, storage, notes, places_file=None, save_every=5):
                 signal_group()
             elif here == "budget":
                 clock.now += 1000
-            loss = loss_of(model, x, ids)
-            places.enter("backward")
-            run.backward(loss)
+            if case.optimizer != "lbfgs":
+                loss = loss_of(model, x, ids)
+                places.enter("backward")
+                run.backward(loss)
             if here == "sigint":
+                os.kill(os.getpid(), signal.SIGINT)
+            elif here == "second-sigint":
+                os.kill(os.getpid(), signal.SIGINT)
                 os.kill(os.getpid(), signal.SIGINT)
             elif here == "sigkill":
                 os.kill(os.getpid(), signal.SIGKILL)
             elif here == "raise":
                 raise PlannedError
-            stepped = run.step()
+            if case.optimizer == "lbfgs":
+
+                def closure(x=x, ids=ids):
+                    optimizer.zero_grad()
+                    loss = loss_of(model, x, ids)
+                    run.backward(loss)
+                    return loss
+
+                stepped = run.step(closure=closure)
+            else:
+                stepped = run.step()
             if stepped and case.ema:
                 objects["ema"].update_parameters(model)
             if here == "raise-late":

@@ -144,14 +144,26 @@ class KeyedStream(StandIn, IterableDataset[Any]):
         super().__init__(dataset, seed)
         object.__setattr__(self, "_next_epoch", 0)
         object.__setattr__(self, "_first", 0)
+        object.__setattr__(self, "_over", False)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_next_epoch": self._next_epoch, "_first": self._first}
+        return {
+            **super().__getstate__(),
+            "_next_epoch": self._next_epoch,
+            "_first": self._first,
+            "_over": False,
+        }
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the pass has met the end of the dataset, which may have begun anew by itself."""
+        return bool(self._over)
 
     def begin_at(self, epoch: int, first: int) -> None:
         """Set where the next pass begins: in which epoch, and with which item of it, if the dataset is there already."""
         object.__setattr__(self, "_next_epoch", epoch)
         object.__setattr__(self, "_first", first)
+        object.__setattr__(self, "_over", False)
 
     def __iter__(self) -> Iterator[Any]:
         epoch: int = self._next_epoch
@@ -166,6 +178,7 @@ class KeyedStream(StandIn, IterableDataset[Any]):
             try:
                 item = next(items)
             except StopIteration:
+                object.__setattr__(self, "_over", True)
                 return
             yield item
             ordinal += 1

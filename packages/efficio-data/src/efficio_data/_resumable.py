@@ -259,7 +259,9 @@ class _Stream:
         goes_on = self._stateful and position.state is not None
         samples = position.samples if goes_on else 0
         if goes_on:
-            self._dataset.load_state_dict(copy.deepcopy(position.state))
+            if position.state["is_over"]:
+                return
+            self._dataset.load_state_dict(copy.deepcopy(position.state["dataset"]))
         self._dataset.begin_at(position.epoch, samples)
         cast(torch.Generator, self._loader.generator).manual_seed(
             derive_seed(self._seed, "worker", position.epoch)
@@ -268,8 +270,13 @@ class _Stream:
             size, items = batch if self._counted else (1, batch)
             samples += size
             if samples > position.samples:
-                state = copy.deepcopy(self._dataset.state_dict()) if self._stateful else None
-                yield items, Position(position.epoch, samples, state)
+                yield items, Position(position.epoch, samples, self._state())
+
+    def _state(self) -> Any:
+        """Where the dataset is. A last batch that is short has met its end, and then its own word may be of the next epoch."""
+        if not self._stateful:
+            return None
+        return {"is_over": self._dataset.is_over, "dataset": copy.deepcopy(self._dataset.state_dict())}
 
 
 class _Batches:
