@@ -156,12 +156,70 @@ def save_profile_table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+WAYS = {
+    "plain": ("epoch and states in a file", None),
+    "fabric": ("Fabric `save` and `load`", "lightning"),
+    "fabric_skip": ("Fabric, batches dropped by hand", "lightning"),
+    "fabric_stateful": ("Fabric with torchdata's StatefulDataLoader", "lightning"),
+    "lightning": ("Lightning `Trainer`, `ckpt_path`", "lightning"),
+    "lightning_stateful": ("Lightning with StatefulDataLoader", "lightning"),
+    "accelerate": ("Accelerate, `skip_first_batches`", "accelerate"),
+    "accelerate_seedable": ("Accelerate, `use_seedable_sampler`", "accelerate"),
+    "transformers": ("transformers `Trainer`, `resume_from_checkpoint`", "transformers"),
+    "ignite": ("Ignite `Engine` and `Checkpoint`", "pytorch-ignite"),
+    "ignite_deterministic": ("Ignite `DeterministicEngine`", "pytorch-ignite"),
+    "keras": ("Keras `BackupAndRestore` (on torch)", "keras"),
+    "stateful_by_hand": ("StatefulDataLoader, generators stored by hand", "torchdata"),
+    "grain": ("Grain `DataLoader`, noise from NumPy's global generator", "grain"),
+    "efficio": ("**efficio `Run`**", "efficio"),
+}
+
+
+def resume_exactness_table(result: dict[str, Any]) -> str:
+    """The table of `resume_exactness`: a row for each way, a column for each case."""
+    (rows,) = result["repeats"]
+    columns = result["settings"]["columns"]
+    titles = [f"{column[0]}, {'no' if column[1:] == '0' else column[1:]} workers" for column in columns]
+    lines = [
+        f"| | {' | '.join(titles)} | seen twice / never | steps |",
+        "|---|" + "---|" * len(columns) + "---|---:|",
+    ]
+    words = {"exact": "**exact**", "order": "order only", "no": "no", "error": "error"}
+    for way, row in rows.items():
+        name, distribution = WAYS[way]
+        version = result.get("versions", {}).get(distribution) if distribution else None
+        cells = [words[row[column]["verdict"]] for column in columns]
+        good = [row[column] for column in columns if row[column]["verdict"] != "error"]
+        twice = max((cell["twice"] for cell in good), default=0)
+        never = max((cell["never"] for cell in good), default=0)
+        steps = sorted({cell["steps"] for cell in good})
+        lines.append(
+            f"| {name}{f' {version}' if version else ''} | {' | '.join(cells)} | {twice} / {never} | "
+            f"{', '.join(map(str, steps))} |"
+        )
+    return "\n".join([*lines, "", _exactness_setting(result)])
+
+
+def _exactness_setting(result: dict[str, Any]) -> str:
+    settings = result["settings"]
+    text = (
+        f"{settings['samples']} samples, batches of {settings['batch']}, {settings['epochs']} epochs, killed after step "
+        f"{settings['killed_after_step']}, in the second epoch, and resumed in the documented way; compared with the same library's training "
+        "that was not stopped. A: shuffled; B: with Dropout; C: with Dropout and noise from the data set. Order only: the right "
+        "samples at each step, but other weights. Seen twice and never: of the samples of the epoch that was cut, the worst column."
+    )
+    if "hardware" in result:
+        text += f" {result['hardware']['cpu']}, torch {result['versions']['torch']}, {result['date'][:10]}."
+    return text
+
+
 _FLOORS = ("write and flush", "read", "sha256", "crc32")
 
 
 TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     "checkpoints": checkpoints_table,
     "loop_overhead": loop_overhead_table,
+    "resume_exactness": resume_exactness_table,
     "save_profile": save_profile_table,
 }
 

@@ -198,7 +198,10 @@ def make_scheduler(case, optimizer):
         return torch.optim.lr_scheduler.SequentialLR(optimizer, parts, [5])
     batches = -(-SAMPLES // case.batch)
     steps = case.epochs * -(-batches // case.accumulated)
-    return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, total_steps=steps)
+    has_momentum = case.optimizer in ("adamw", "sgd")
+    return torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, 0.01, total_steps=steps, cycle_momentum=has_momentum
+    )
 
 
 OPTIMIZERS = {
