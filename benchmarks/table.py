@@ -213,11 +213,24 @@ def _exactness_setting(result: dict[str, Any]) -> str:
     return text
 
 
+def keyed_samples_table(result: dict[str, Any]) -> str:
+    """The sentence of `keyed_samples`."""
+    plain = np.array([row["plain"] for row in result["repeats"]])
+    keyed = np.array([row["keyed"] for row in result["repeats"]])
+    mean, low, high = mean_and_interval(keyed - plain)
+    where = f" on {result['hardware']['cpu']}" if "hardware" in result else ""
+    return (
+        f"A sample that may draw costs {mean:.1f} us more ({low:.1f} to {high:.1f}){where}, in the process that builds it; mean of "
+        f"{len(plain)} readings of {result['settings']['samples']:,} samples, and its interval of 95 %."
+    )
+
+
 _FLOORS = ("write and flush", "read", "sha256", "crc32")
 
 
 TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     "checkpoints": checkpoints_table,
+    "keyed_samples": keyed_samples_table,
     "loop_overhead": loop_overhead_table,
     "resume_exactness": resume_exactness_table,
     "save_profile": save_profile_table,

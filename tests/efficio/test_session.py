@@ -209,3 +209,26 @@ def test_a_saver_is_there_once_something_was_prepared(tmp_path):
         _ = session.saver
     session.add({"model": layer(1)})
     assert session.saver.status.committed == 0
+
+
+def test_a_model_that_does_not_fit_is_told_with_the_names_and_how_to_take_its_weights_alone(tmp_path):
+    old = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 3))
+    nn.init.constant_(old[0].weight, 7.0)
+    session = session_in(tmp_path)
+    session.add({"model": old})
+    session.begin("0", length=8, size=None)
+    session.close()
+    new = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 4))
+    session = session_in(tmp_path)
+    with pytest.raises(
+        CheckpointError, match=r"2\.weight.*1\.weight.*nothing was changed|nothing was changed"
+    ) as raised:
+        session.add({"model": new})
+    text = str(raised.value)
+    assert "2.weight" in text
+    assert "1.weight" in text
+    code = text[text.index("model.load_state_dict") :]
+    import efficio_ckpt
+
+    exec(code, {"model": new, "efficio_ckpt": efficio_ckpt})
+    assert (new[0].weight == 7).all()

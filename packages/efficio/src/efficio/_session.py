@@ -29,6 +29,7 @@ from efficio_data import Position
 from ._changes import Changes
 from ._live import Live
 from ._progress import Progress
+from ._words import weights_alone_hint
 
 _log = logging.getLogger(__name__)
 
@@ -119,7 +120,10 @@ class Session:
         moved = self.changes.seen
         # All of them again, not the new ones alone: a scheduler that was built meanwhile has written its own learning rate into a
         # restored optimizer. After training by hand only the new ones, or that would be undone.
-        put_snapshot(self._stored, objects if moved else together, beside=self.objects)
+        try:
+            put_snapshot(self._stored, objects if moved else together, beside=self.objects)
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}; {weights_alone_hint(self.place)}") from error
         if not self.objects:
             self._restore_generators()
         new = objects.keys() - self.objects.keys()

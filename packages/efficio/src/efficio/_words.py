@@ -136,6 +136,18 @@ def bce_note(names: tuple[str, ...]) -> str | None:
     )
 
 
+def weights_alone_hint(place: str) -> str:
+    """How to begin a new run with no more than the weights of a checkpoint that does not fit.
+
+    >>> weights_alone_hint("run")[:40]
+    'to begin another run with what fits of i'
+    """
+    return (
+        "to begin another run with what fits of its weights, give that run another storage, and before prepare: "
+        f"model.load_state_dict(efficio_ckpt.load_state({place!r})['objects']['model'], strict=False)"
+    )
+
+
 def closing_notes(*, failed_saves: int, upload_error: str | None, losses_not_finite: int) -> tuple[str, ...]:
     """What the report says about what went wrong more than once, or is still wrong.
 
