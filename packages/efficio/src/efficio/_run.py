@@ -20,6 +20,7 @@ from efficio_report import GPUSample, Report, Totals, span
 
 from ._arguments import whole_number
 from ._closing import run_report
+from ._compiling import Compiling
 from ._console import Notes
 from ._determinism import reserve_workspace
 from ._fit import place_models, prepared_notes
@@ -38,7 +39,7 @@ from ._step_methods import StepMethods
 from ._stepping import Stepping
 from ._tool_methods import ToolMethods
 
-_SCALER = "@scaler"  # no keyword of the user's can be that
+_SCALER, _COMPILER = "@scaler", "@compiler"  # no keyword of the user's can be these
 
 
 class Run(StepMethods, ToolMethods):
@@ -58,6 +59,8 @@ class Run(StepMethods, ToolMethods):
         margin: Part of the budget kept for the last save; None is ten minutes or a tenth, whichever is less.
         deterministic: Let torch use deterministic kernels only: bitwise the same run on the same kind of GPU, and slower.
             Make the run before anything else computes on the GPU.
+        compile_models: Compile them with `torch.compile` when they first compute, if the budget is long enough for that to pay. What the
+            compiler has built is stored with the checkpoints, and used by later sessions on the same device and torch.
         progress: Whether to show a progress bar.
         clock: Seconds from any origin, never going back.
 
@@ -85,6 +88,7 @@ class Run(StepMethods, ToolMethods):
         scheduler_interval: Literal["step", "epoch"] | None = "step",
         margin: str | float | None = None,
         deterministic: bool = False,
+        compile_models: bool = False,
         progress: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -110,6 +114,7 @@ class Run(StepMethods, ToolMethods):
             clock=clock,
             tell=self._notes.tell,
         )
+        self._compiling = Compiling(compile_models, device=self.policy.device.name)
         self._live = Live()
         self._losses = Losses(tell=self._notes.tell)
         self._stepping = Stepping(
@@ -129,6 +134,7 @@ class Run(StepMethods, ToolMethods):
             "seed": seed,
             "scheduler_interval": scheduler_interval,
             "deterministic": deterministic,
+            "compile_models": compile_models,
         }
 
     def prepare(self, *objects: Any, **named: Any) -> Any:
@@ -153,7 +159,11 @@ class Run(StepMethods, ToolMethods):
             added = object_names(objects, named, taken=session.objects)
             self._converted += place_models(added, self.device, self.policy)
             scaler = self._stepping.scaler
-            unknown = session.add({**added, _SCALER: scaler} if first else added)
+            own = {_SCALER: scaler, _COMPILER: self._compiling} if first else {}
+            unknown = session.add({**added, **own})
+            models = [thing for thing in added.values() if isinstance(thing, nn.Module)]
+            self._notes.tell(*self._compiling.compile(models, seconds_left=self._budget.remaining()))
+            session.environment["compiled"] = self._compiling.is_on
             if first:
                 session.give(self._live)
                 self._first_step = self._live.step

@@ -131,7 +131,8 @@ class Session:
         self.changes.watch(together)
         if not moved:
             self.changes.settle()
-        return () if self.resumed_from is None else tuple(sorted(new - self._stored.keys()))
+        unknown = sorted(name for name in new - self._stored.keys() if not name.startswith("@"))
+        return () if self.resumed_from is None else tuple(unknown)
 
     def begin(self, name: str, *, length: int | None, size: int | None) -> tuple[Position, tuple[str, ...]]:
         """Make memory and storage agree before a loop goes on.
@@ -175,7 +176,9 @@ class Session:
             self.progress.lengths[name] = length
         if size is not None:
             self.progress.sizes[name] = size
-        return self.progress.loops.setdefault(name, Position()), tuple(sorted(self._stored))
+        return self.progress.loops.setdefault(name, Position()), tuple(
+            sorted(key for key in self._stored if not key.startswith("@"))
+        )
 
     def commit(self, name: str, position: Position, live: Live, *, batches: int) -> None:
         """Move the point that the next checkpoint is taken of to here: the body has finished, an optimizer step is whole."""
