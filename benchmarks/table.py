@@ -47,6 +47,12 @@ def loop_overhead_table(result: dict[str, Any]) -> str:
     if "keyed" in p10:
         lines.append(f"| of which keyed randomness | | {_interval(p10['keyed'] - p10['bare'])} |")
         lines.append(f"| of which all the rest | | {_interval(p10['efficio'] - p10['keyed'])} |")
+    if (step := settings.get("resnet18_step_us")) and "efficio" in p10:
+        part = (p10["efficio"] - p10["bare"]).mean() / step
+        lines += [
+            "",
+            f"Of a step of ResNet-18 on 64 images of 32 x 32 on this CPU, efficio's part is {part:.3%}.",
+        ]
     return "\n".join([*lines, "", _setting(result)])
 
 
