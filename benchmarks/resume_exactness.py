@@ -12,11 +12,13 @@ not stopped. A: shuffled. B: with Dropout in the model. C: with Dropout, and noi
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import importlib.metadata
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -530,9 +532,20 @@ def child(way: str, case: str, workers: int, folder: Path, role: str) -> None:
 def run_child(way: str, case: str, workers: int, folder: Path, role: str) -> None:
     folder.mkdir(exist_ok=True)
     command = [sys.executable, __file__, "--child", way, case, str(workers), str(folder), role]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    if done.returncode:
-        raise RuntimeError(done.stderr.strip().splitlines()[-1][:200] if done.stderr.strip() else "it failed")
+    with (folder / f"{role}.err").open("w") as errors:
+        # A process group of its own: workers outlive a parent that is killed.
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True)
+        try:
+            code = process.wait(timeout=120)
+        except subprocess.TimeoutExpired:
+            raise RuntimeError("it did not end within two minutes") from None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    if code:
+        text = (folder / f"{role}.err").read_text().strip()
+        raise RuntimeError(text.splitlines()[-1][:200] if text else f"it ended with {code}")
 
 
 def outcome(folder: Path) -> tuple[list[list[int]], str]:
@@ -547,7 +560,7 @@ def compare(way: str, case: str, workers: int, base: Path) -> dict[str, Any]:
         run_child(way, case, workers, whole, "whole")
         run_child(way, case, workers, parts, "first")
         run_child(way, case, workers, parts, "second")
-    except (RuntimeError, subprocess.TimeoutExpired) as error:
+    except RuntimeError as error:
         return {"verdict": "error", "error": str(error)}
     expected, weights = outcome(whole)
     found, found_weights = outcome(parts)
