@@ -267,3 +267,26 @@ def test_finite_losses_say_nothing(tmp_path):
         run.backward(model(x).mean())
         run.step()
     assert not any("NaN" in note for note in run.report().notes)
+
+
+def test_losses_of_a_device_are_looked_at_together_whatever_their_shapes():
+    from efficio._losses import Losses
+
+    told = []
+    losses = Losses(tell=told.append)
+    values = [
+        torch.tensor(1.0),
+        torch.tensor([2.0]),
+        torch.tensor(float("nan")),
+        torch.tensor(float("inf")).double(),
+    ]
+    for number, value in enumerate(values):
+        losses.seen.append((value, number, 2, 10 * number))
+    assert losses.not_finite == 0
+    losses.look()
+    assert losses.not_finite == 2
+    assert len(told) == 1
+    assert "after step 2, in the batch behind sample 20 of epoch 2" in told[0]
+    losses.seen.extend((torch.tensor(float("nan")), 9, 9, 9) for _ in range(3))
+    losses.settle()
+    assert (losses.not_finite, len(told), losses.seen) == (5, 1, [])

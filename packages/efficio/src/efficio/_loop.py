@@ -176,8 +176,11 @@ class Loop:
                 live.position = position.samples
                 if place == 0:
                     live.group += 1
-                    live.group_size, live.share = size, 1.0 / size
-                    group.clear()
+                    if live.group_size != size:
+                        live.group_size = size
+                    live.share = 1.0 / size
+                    if group:
+                        group.clear()
                 held = batch if live.recovers or not live.body else None
                 if live.part_samples is None:
                     key = derive_seed(body, position.samples)
@@ -192,14 +195,17 @@ class Loop:
                     if trace is not None:
                         trace.batch(batch)
                     live.body += 1
-                    live.batch, live.in_body = batch, True
+                    if held is not None:
+                        live.batch = batch
+                    live.in_body = True
                     yield batch
-                    live.batch, live.in_body = None, False
+                    live.in_body = False
                 else:
                     yield from self._in_parts(batch, place, position.samples, body)
-                if live.recovers and held is not None:
-                    group.append((held, position.samples))
-                held = None
+                if held is not None:
+                    if live.recovers:
+                        group.append((held, position.samples))
+                    held = live.batch = None
                 while live.failed:
                     if len(group) <= place:
                         raise RuntimeError(

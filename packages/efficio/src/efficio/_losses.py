@@ -65,11 +65,18 @@ class Losses:
         self._under_way = None
         if copied is not None:
             copied.synchronize()  # it was copied some tens of steps ago
-        bad = [place for place, good in zip(places, finite.tolist(), strict=True) if not good]
-        if bad and not self.not_finite:
-            step, epoch, position = bad[0]
+        self.found([place for place, good in zip(places, finite.tolist(), strict=True) if not good])
+
+    def found(self, places: list[tuple[int, int, int]]) -> None:
+        """Count losses that are not finite, and tell of the first of all.
+
+        Args:
+            places: Of each the optimizer steps done, the epoch and the position in it.
+        """
+        if places and not self.not_finite:
+            step, epoch, position = places[0]
             self._tell(
                 f"the loss was NaN or infinite after step {step:,}, in the batch behind sample {position:,} of epoch {epoch}: "
                 "look at that batch, lower the learning rate, or clip the gradients"
             )
-        self.not_finite += len(bad)
+        self.not_finite += len(places)

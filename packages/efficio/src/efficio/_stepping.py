@@ -71,6 +71,11 @@ class Stepping:
             backward(loss, self.scaler, scale=live.share)
         else:
             self._backward_weighted(loss, weight)
+        if loss.is_cpu:  # where a number is read at once
+            value = loss.item()
+            if value - value != 0.0:
+                self.losses.found([(live.step, live.epoch, live.position)])
+            return
         seen = self.losses.seen
         seen.append((loss.detach(), live.step, live.epoch, live.position))
         if len(seen) >= TOGETHER:
