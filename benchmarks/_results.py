@@ -48,6 +48,20 @@ def versions(*distributions: str) -> dict[str, str]:
     }
 
 
+def peer_versions(*distributions: str) -> dict[str, str]:
+    """The versions of the libraries that are measured beside ours.
+
+    Raises:
+        SystemExit: One is not installed.
+    """
+    try:
+        return {name: importlib.metadata.version(name) for name in distributions}
+    except importlib.metadata.PackageNotFoundError as error:
+        raise SystemExit(
+            f"{error}; install the peers first: pip install -r requirements-bench.txt"
+        ) from error
+
+
 def commit() -> str:
     """The commit that is measured, with `+changes` if tracked files differ from it; `unknown` outside a checkout."""
 

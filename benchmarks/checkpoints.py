@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import gc
 import hashlib
-import importlib.metadata
 import json
 import os
 import shutil
@@ -33,7 +32,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from _results import ROOT, versions, write_result
+from _results import ROOT, peer_versions, versions, write_result
 
 NAME = "checkpoints"
 PEERS = ("accelerate", "lightning", "torchsnapshot", "safetensors", "efficio-ckpt")
@@ -497,12 +496,7 @@ def main() -> None:
         )
         print(json.dumps(figures))
         return
-    try:
-        found = {name: importlib.metadata.version(name) for name in PEERS}
-    except importlib.metadata.PackageNotFoundError as error:
-        raise SystemExit(
-            f"{error}; install the peers first: pip install -r requirements-bench.txt"
-        ) from error
+    found = peer_versions(*PEERS)
     from tqdm import tqdm
 
     repeats = []

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
-import importlib.metadata
 import json
 import os
 import random
@@ -36,7 +35,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from _results import ROOT, versions, write_result
+from _results import ROOT, peer_versions, versions, write_result
 
 NAME = "resume_exactness"
 SAMPLES, BATCH, EPOCHS, FEATURES, CLASSES = 500, 16, 3, 8, 4
@@ -591,12 +590,7 @@ def main() -> None:
         way, case, workers, folder, role = arguments.child
         child(way, case, int(workers), Path(folder), role)
         return
-    try:
-        found = {name: importlib.metadata.version(name) for name in PEERS}
-    except importlib.metadata.PackageNotFoundError as error:
-        raise SystemExit(
-            f"{error}; install the peers first: pip install -r requirements-bench.txt"
-        ) from error
+    found = peer_versions(*PEERS)
     from tqdm import tqdm
 
     rows: dict[str, Any] = {}

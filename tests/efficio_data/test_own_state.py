@@ -69,8 +69,9 @@ def plain(batch):
     return [part.tolist() if isinstance(part, torch.Tensor) else part for part in batch]
 
 
-def read(source, position, epochs, limit=None):
+def read(source, position, epochs, limit=None, next_epoch=None):
     """Batches of some epochs from a position, and the position after the last of them."""
+    next_epoch = next_epoch or (lambda epoch: Position(epoch, state=source.epoch_state()))
     taken = []
     for epoch in range(position.epoch, epochs):
         start = position if epoch == position.epoch else Position(epoch)
@@ -79,7 +80,7 @@ def read(source, position, epochs, limit=None):
             position = after
             if len(taken) == limit:
                 return taken, position
-        position = Position(epoch + 1, state=source.epoch_state())
+        position = next_epoch(epoch + 1)
     return taken, position
 
 
@@ -163,16 +164,7 @@ def test_with_workers_a_stream_is_read_from_the_start_and_that_is_told():
 
 
 def read_stream(source, position, epochs, limit=None):
-    taken = []
-    for epoch in range(position.epoch, epochs):
-        start = position if epoch == position.epoch else Position(epoch)
-        for batch, after in source.iter_from(start):
-            taken.append(plain(batch))
-            position = after
-            if len(taken) == limit:
-                return taken, position
-        position = Position(epoch + 1)
-    return taken, position
+    return read(source, position, epochs, limit, next_epoch=Position)
 
 
 class Loader:
