@@ -49,7 +49,9 @@ def stored(**changes):
     }
 
 
-@pytest.mark.skipif(not hasattr(torch.compiler, "load_cache_artifacts"), reason="from torch 2.7 on")
+@pytest.mark.skipif(
+    not hasattr(getattr(torch, "compiler", None), "load_cache_artifacts"), reason="from torch 2.7 on"
+)
 @pytest.mark.parametrize(
     ("state", "warm"),
     [(stored(), True), (stored(torch="1.0"), False), (stored(device="a T4"), False), ({}, False)],
@@ -124,7 +126,9 @@ SCRIPT = textwrap.dedent(
 @needs_compile
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
-@pytest.mark.skipif(not hasattr(torch.compiler, "load_cache_artifacts"), reason="from torch 2.7 on")
+@pytest.mark.skipif(
+    not hasattr(getattr(torch, "compiler", None), "load_cache_artifacts"), reason="from torch 2.7 on"
+)
 def test_a_compiled_run_is_resumed_exactly_and_finds_what_was_built(tmp_path):
     def process(storage, stop_at, cache):
         done = subprocess.run(
