@@ -268,6 +268,7 @@ def _in_child(work: Callable[[], None], report: Path) -> None:
             sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  the process ends with it
             os.dup2(sys.stdout.fileno(), 1)
             os.dup2(sys.stdout.fileno(), 2)
+            torch.set_num_threads(1)  # the threads of OpenMP do not outlive a fork, and would be waited for
             work()
             code = 0
         except BaseException:  # noqa: BLE001  told by the parent
