@@ -1,7 +1,8 @@
 """CPU time that a training loop adds to a step, over the loop written by hand: those of its peers, and efficio.Run.
 
-Every loop trains the same small model on the same ready-made batches, and must end with the same weights. Each repeat runs all
-loops in turn, in an order that rotates; differences are taken within a repeat. Keyed randomness is measured on its own: how
+Every loop trains the same small model on the same ready-made batches, and must end with the same weights. Each library runs in a
+process of its own, since what one leaves behind in a process slows the others; the loop by hand runs beside each, in turn, in
+an order that rotates, and differences are taken within such a repeat. Keyed randomness is measured on its own: how
 often efficio starts the random generators in a step is counted in an untimed run, and the loop by hand is timed with as many
 such calls, too; called in a row they cost a third of what they cost between the steps of a training.
 
@@ -16,7 +17,9 @@ import contextlib
 import gc
 import importlib
 import io
+import json
 import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -330,6 +333,35 @@ def measure(loops: dict[str, Loop], *, repeats: int, steps: int, warmup: int) ->
     return measured
 
 
+def library(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Measure one library beside the loop by hand, in this process."""
+    try:
+        peer = importlib.import_module(PEERS[name])
+    except ImportError as error:
+        raise SystemExit(
+            f"{error}; install the peers first: pip install -r requirements-bench.txt"
+        ) from error
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")  # the peers' hints about workers and accelerators
+    loops = {"bare": bare, name: LOOPS[name]}
+    calls = keyings_per_step() if name == "efficio" else None
+    if calls is not None:
+        loops["keyed"] = keyed_by_hand(calls)
+    repeats = measure(loops, repeats=arguments.repeats, steps=arguments.steps, warmup=arguments.warmup)
+    return {"repeats": repeats, "calls": calls, "version": str(peer.__version__)}
+
+
+def in_child(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """The same in a process of its own."""
+    command = [sys.executable, __file__, "--child", name]
+    for option in ("repeats", "steps", "warmup"):
+        command += [f"--{option}", str(getattr(arguments, option))]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{name} failed")
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
 def resnet_step(steps: int = 6) -> float:
     """CPU time, in microseconds, of one step by hand of a ResNet-18 on 64 images of CIFAR's shape: what the overhead is a part of."""
     from torchvision.models import resnet18
@@ -358,21 +390,25 @@ def main() -> None:
         "--loops", nargs="+", choices=list(LOOPS), default=list(LOOPS), help="'bare' is always run"
     )
     parser.add_argument("--dry-run", action="store_true", help="write no result")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    names = list(dict.fromkeys(["bare", *arguments.loops]))
-    try:
-        peers = {name: importlib.import_module(PEERS[name]) for name in names[1:]}
-    except ImportError as error:
-        raise SystemExit(
-            f"{error}; install the peers first: pip install -r requirements-bench.txt"
-        ) from error
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")  # the peers' hints about workers and accelerators
-    loops = {name: LOOPS[name] for name in names}
-    calls = keyings_per_step() if "efficio" in loops else None
-    if calls is not None:
-        loops["keyed"] = keyed_by_hand(calls)
-    repeats = measure(loops, repeats=arguments.repeats, steps=arguments.steps, warmup=arguments.warmup)
+    if arguments.child:
+        print(json.dumps(library(arguments.child, arguments)))
+        return
+    names = [name for name in arguments.loops if name != "bare"]
+    results = {name: in_child(name, arguments) for name in names}
+    repeats: list[dict[str, Any]] = []
+    for number in range(arguments.repeats):
+        row: dict[str, Any] = {}
+        for result in results.values():
+            found = result["repeats"][number]
+            for loop, figures in found.items():
+                if loop not in ("bare", "order"):
+                    row[loop] = {**figures, "bare": found["bare"]["p10"]}
+            row["bare"] = found["bare"]  # of the last one, which is efficio's if it is measured
+        repeats.append(row)
+    calls = results.get("efficio", {}).get("calls")
+    loops = ["bare", *names, *(["keyed"] if calls else [])]
     settings = {
         "model": f"MLP {FEATURES}-{HIDDEN}-{CLASSES}",
         "batch_size": BATCH_SIZE,
@@ -382,12 +418,14 @@ def main() -> None:
         "repeats": arguments.repeats,
         "steps": arguments.steps,
         "warmup": arguments.warmup,
-        "loops": list(loops),
+        "loops": loops,
         "keyings_per_step": calls,
         "resnet18_step_us": resnet_step(),
     }
     if not arguments.dry_run:
-        found = versions("torch", "numpy") | {peer.__name__: str(peer.__version__) for peer in peers.values()}
+        found = versions("torch", "numpy") | {
+            PEERS[name]: result["version"] for name, result in results.items()
+        }
         path = write_result(NAME, settings=settings, versions=found, repeats=repeats)
         print(f"wrote {path.relative_to(ROOT)}")
     from table import loop_overhead_table
