@@ -617,6 +617,7 @@ def main() -> None:
         "columns": [f"{case}{workers}" for case, workers in COLUMNS],
         "ways": {way: (WAYS[way].__doc__ or "").strip() for way in rows},
         "threads": 1,
+        "repeats": 1,
     }
     if not arguments.dry_run:
         path = write_result(

@@ -158,7 +158,12 @@ def main() -> None:
             "call": call_parts(training, arguments.saves),
             "durable": floors(training, arguments.repeats),
         }
-    settings = {"saves": arguments.saves, "repeats": arguments.repeats, "models": list(MODELS)}
+    settings = {
+        "saves": arguments.saves,
+        "readings": arguments.repeats,
+        "repeats": 1,
+        "models": list(MODELS),
+    }
     if not arguments.dry_run:
         path = write_result(
             NAME, settings=settings, versions=versions("torch", "efficio-ckpt"), repeats=[row]
