@@ -7,7 +7,6 @@ import hashlib
 import io
 import json
 import os
-import random
 import signal
 import sys
 import tempfile
@@ -17,11 +16,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from efficio_ckpt import snapshot_tree
-from efficio_data import leaves
+from efficio_ckpt import rng_state, set_rng_state, snapshot_tree
+from efficio_data import leaves, seed_generators
 
 _WITHOUT_KEYS = (
     "something in the data set, its transforms, the sampler or collate_fn draws where no key reaches: the clock, the system's entropy, a "
@@ -162,7 +160,7 @@ def verify(
 
             def work() -> None:
                 if fresh:  # as another process would have
-                    _seed_all(int.from_bytes(os.urandom(4), "little"))
+                    seed_generators(int.from_bytes(os.urandom(8), "little"))
                 run = make_run(folder / storage)
                 run._trace_steps(path, last=steps, kill_at=kill_at, in_child=forks)
                 train(run)
@@ -171,7 +169,7 @@ def verify(
             lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
             return [json.loads(line) for line in lines]
 
-        state = _generators()
+        state = rng_state()
         whole = session("whole", "a")
         count = max((line["step"] for line in whole), default=0)
         if count < 3:
@@ -179,12 +177,12 @@ def verify(
                 f"the training took {count} optimizer steps: give one of at least 3, that calls run.step()"
             )
         kill_at = (count + 1) // 2
-        _restore(state)
+        set_rng_state(state)
         again = session("again", "b")
-        _restore(state)
+        set_rng_state(state)
         session("killed", "c", kill_at=kill_at)
         resumed = session("resumed", "c", fresh=True)
-        _restore(state)
+        set_rng_state(state)
     result = _compare(whole, again, resumed, kill_at=kill_at, killed=forks, steps=count)
     tell(str(result))
     return result
@@ -307,24 +305,8 @@ def _feed(sha: Any, leaf: Any) -> None:
         dense = leaf.detach().to_dense() if leaf.layout != torch.strided else leaf.detach()
         flat = dense.cpu().contiguous().reshape(-1)
         sha.update(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
-    elif isinstance(leaf, np.ndarray):
+    elif hasattr(leaf, "dtype") and hasattr(leaf, "tobytes"):  # NumPy's arrays and scalars
         sha.update(f"{leaf.dtype}{leaf.shape}".encode() + leaf.tobytes())
-    elif isinstance(leaf, (str, bytes, int, float, complex, bool, type(None), np.generic)):
+    elif isinstance(leaf, (str, bytes, int, float, complex, bool, type(None))):
         sha.update(repr(leaf).encode())
     # Of other objects nothing is known that would be the same in two processes.
-
-
-def _generators() -> Any:
-    return torch.get_rng_state(), random.getstate(), np.random.get_state()
-
-
-def _restore(state: Any) -> None:
-    torch.set_rng_state(state[0])
-    random.setstate(state[1])
-    np.random.set_state(state[2])
-
-
-def _seed_all(seed: int) -> None:
-    torch.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed)
