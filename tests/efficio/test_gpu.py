@@ -57,7 +57,7 @@ def test_a_step_of_run_waits_for_the_device_no_more_than_gradscaler_does(
     assert max(counts) == expected
 
 
-def test_real_out_of_memory_is_recovered_from_and_the_step_is_that_of_the_whole(tmp_path):
+def test_real_out_of_memory_is_recovered_from_and_every_step_is_taken(tmp_path):
     """The model's hidden layer is so wide that a quarter of the batch fits into what is left free, and the whole does not."""
     free, _ = torch.cuda.mem_get_info()
     width = 4096

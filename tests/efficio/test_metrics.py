@@ -1,6 +1,7 @@
 """What a user logs: remembered, resumed, stored with the weights that it is of, and used to keep the best."""
 
 import math
+import time
 
 import numpy as np
 import pytest
@@ -107,6 +108,24 @@ def test_the_best_inside_a_body_is_saved_when_the_body_has_finished(tmp_path):
         run.log(score=[1, 2, 3, 0, 0, 0][number])
         run._session.saver.wait()
     assert {c.step: c.metadata.get("score") for c in list_checkpoints(tmp_path)} == {3: 3.0, 6: 0.0}
+
+
+def test_the_best_is_kept_while_other_saves_are_in_flight(tmp_path, monkeypatch):
+    from efficio_ckpt import Saver
+
+    write = Saver._write
+
+    def slow(*arguments, **options):
+        time.sleep(0.05)
+        return write(*arguments, **options)
+
+    monkeypatch.setattr(Saver, "_write", slow)
+    run, model = prepared(tmp_path, save_every=1, keep=Retention(newest=1, best=("score", "max")))
+    for number, x in enumerate(run.loop([torch.ones(1, 2)] * 8, 1)):
+        run.backward(model(x).mean())
+        run.step()
+        run.log(score=[1, 2, 3, 4, 9, 0, 0, 0][number])
+    assert {c.step: c.metadata.get("score") for c in list_checkpoints(tmp_path)} == {5: 9.0, 8: 0.0}
 
 
 def test_a_failed_save_of_the_best_is_told_and_training_goes_on(tmp_path, monkeypatch, capsys):

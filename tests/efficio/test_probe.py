@@ -95,3 +95,13 @@ def test_nothing_fits(tmp_path):
     run, model = prepared(tmp_path)
     with pytest.raises(RuntimeError, match="not even one sample fits"):
         run.find_batch_size(trainer(run, model, room=0)[0])
+
+
+def test_losses_with_a_weight_may_follow_a_trial_without_one(tmp_path):
+    run, model = prepared(tmp_path, grad_accum_steps=2)
+    train, sizes = trainer(run, model, room=100)
+    run.find_batch_size(train, limit=64)
+    for x in run.loop([torch.ones(8, 4)] * 4 * len(sizes), 1):
+        run.backward(model(x).square().mean(), weight=8)
+        run.step()
+    assert run.step_count == 2 * len(sizes)

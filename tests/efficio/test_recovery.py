@@ -176,6 +176,37 @@ def test_augmentation_is_that_of_the_whole_batch(tmp_path):
     assert torch.equal(torch.cat(expected), torch.cat(taken))
 
 
+def test_a_model_in_channels_last_is_tried_when_a_resume_begins_in_parts(tmp_path, monkeypatch, capsys):
+    from efficio_precision import Device, Policy
+
+    class Flattens(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 16, 3)
+
+        def forward(self, x):
+            return self.conv(x).view(len(x), -1)
+
+    def session(epochs):
+        run = efficio.Run(storage=tmp_path, progress=False, seed=0)
+        policy = Policy(Device("cpu", "a CPU", None), torch.float32, channels_last=True)
+        monkeypatch.setattr(run, "policy", policy)
+        model = Flattens()
+        run.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
+        for x in run.loop([torch.ones(4, 3, 8, 8)], epochs):
+            with run.recover_oom():
+                if len(x) > 2:
+                    oom()
+                run.backward(model(x).mean())
+                run.step()
+        return run
+
+    session(1)
+    capsys.readouterr()
+    assert session(2).step_count == 2
+    assert "Flattens does not run in channels_last" in capsys.readouterr().out
+
+
 def test_batch_norm_is_told(tmp_path, capsys):
     train(tmp_path, most=5, norm=True)
     assert capsys.readouterr().out.count("BatchNorm takes its statistics from each part") == 1

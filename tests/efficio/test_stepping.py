@@ -290,3 +290,32 @@ def test_losses_of_a_device_are_looked_at_together_whatever_their_shapes():
     losses.seen.extend((torch.tensor(float("nan")), 9, 9, 9) for _ in range(3))
     losses.settle()
     assert (losses.not_finite, len(told), losses.seen) == (5, 1, [])
+
+
+def test_a_batch_that_counts_for_nothing_is_not_reported(tmp_path):
+    run, model = prepared(tmp_path, group=2)
+    for number, x in enumerate(run.loop([torch.ones(3, 2)] * 2, 1)):
+        empty = number == 0
+        run.backward(
+            model(x[:0] if empty else x).mean(), weight=0 if empty else 3
+        )  # the mean of nothing is NaN
+        run.step()
+    assert torch.isfinite(model.weight).all()
+    assert not any("NaN" in note for note in run.report().notes)
+
+
+def test_an_optimizer_that_steps_twice_in_a_body_is_divided_twice(tmp_path):
+    torch.manual_seed(0)
+    sizes = (2, 6)
+    run, model = prepared(tmp_path, group=len(sizes))
+    moved = None
+    for number, x in enumerate(run.loop([torch.ones(size, 2) for size in sizes], 1)):
+        run.backward(model(x).mean(), weight=len(x))
+        run.step()
+        if number == 1:
+            before = model.weight.detach().clone()
+            run.backward(model(x).mean(), weight=len(x))
+            run.step()
+            moved = before - model.weight.detach()
+    # The learning rate is 0.1, the gradient 1, and this batch has 6 of the group's 8 rows.
+    assert torch.allclose(moved, torch.full((1, 2), 0.1 * 6 / 8), atol=1e-6)

@@ -76,6 +76,39 @@ def test_a_training_with_draws_everywhere_is_exact(workers, options, tmp_path, c
     assert not (tmp_path / "unused").exists()
 
 
+@pytest.mark.skipif(not hasattr(torch.amp, "GradScaler"), reason="torch scales losses on a CPU from 2.3 on")
+def test_steps_that_the_scaler_skips_are_no_difference(tmp_path):
+    """The first ones of fp16 overflow: several groups then end at the same step."""
+    result = verified(tmp_path, trainer(body=lambda loss, memory: loss * 1e36), precision="fp16")
+    assert result.is_exact, result
+
+
+def test_an_epoch_that_ends_between_two_steps_is_no_difference(tmp_path):
+    def train(run):
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        run.prepare(model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 1))
+        for x in run.loop([torch.ones(1, 1)] * 2, 5):
+            run.backward(model(x).mean())
+            run.step()
+
+    result = verified(tmp_path, train, scheduler_interval="epoch")
+    assert result.is_exact, result
+
+
+def test_other_batches_after_the_resume_are_found_by_where_they_end(tmp_path):
+    def train(run):
+        model = nn.Linear(4, 1)
+        run.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
+        size = 5 if run.step_count == 0 else 4
+        for x, _ in run.loop(DataLoader(Noisy(), size), 3):
+            run.backward(model(x).mean())
+            run.step()
+
+    result = verified(tmp_path, train)
+    assert (result.is_exact, result.differs) == (False, ("batch",))
+
+
 def test_a_data_set_that_reads_the_clock_is_found(tmp_path):
     result = verified(tmp_path, trainer(Clocked))
     assert (result.is_exact, result.step, result.differs) == (False, 1, ("batch",))

@@ -138,7 +138,7 @@ class Saver:
                 self._fence.watch(optimizers)
                 spans = spans_of(optimizers)
             # A signal handler that saves in the middle of this must not write into the same buffer.
-            pool, self._pool = self._pool, Pool()
+            pool, self._pool = self._pool, Pool(self._pool.limit)
             try:
                 staged = stage(flatten(tree, pool.places), pool, spans=spans)
             except RuntimeError as error:  # of CUDA, which may be out of memory

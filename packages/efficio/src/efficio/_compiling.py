@@ -11,10 +11,11 @@ from torch import nn
 
 _COLD_SECONDS: Final = 90.0
 _WARM_SECONDS: Final = 20.0
-"""What compiling a model has been seen to take, about, without what another session has built and with it. Two cores and a T4 take longer."""
+"""Estimates of what compiling a model takes without, and with, what another session has built. How long it really takes depends on the
+model: on two cores it is a minute or more for most, and some seconds for the smallest."""
 
 _PAYS_BACK: Final = 10.0
-"""A compiled step is a fifth faster, say: compiling is worth it when this many times its own time is left."""
+"""It is worth it when this many times its own time is left: compiled steps are faster by a part, not by a multiple."""
 
 _MOST_BYTES: Final = 64 * 2**20
 """More is not carried: each checkpoint would hold it."""
@@ -41,13 +42,15 @@ class Compiling:
         self._wanted = wanted
         self._made_for = {"torch": str(torch.__version__), "device": device, "machine": platform.machine()}
         self._carried: dict[str, Any] = {}
+        self._artifacts: torch.Tensor | None = None
 
     def state_dict(self) -> dict[str, Any]:
         """What was built, with what it was built for; what was loaded, where nothing was built here."""
-        built = self._built() if self.is_on else None
-        if built is None:
+        if self.is_on:
+            self._take_built()
+        if self._artifacts is None:
             return dict(self._carried)
-        return {**self._made_for, "artifacts": torch.frombuffer(bytearray(built), dtype=torch.uint8)}
+        return {**self._made_for, "artifacts": self._artifacts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take what an earlier session has built; it is used when something is compiled."""
@@ -81,9 +84,12 @@ class Compiling:
             model.compile()
         return ["compiled by torch.compile" + (", with what an earlier session has built" if is_warm else "")]
 
-    @staticmethod
-    def _built() -> bytes | None:
+    def _take_built(self) -> None:
+        """Take what the compiler has built; the same tensor as before if that is the same."""
         if not hasattr(torch.compiler, "save_cache_artifacts"):  # before torch 2.7
-            return None
+            return
         found = torch.compiler.save_cache_artifacts()
-        return None if found is None or len(found[0]) > _MOST_BYTES else bytes(found[0])
+        if found is None or len(found[0]) > _MOST_BYTES:
+            return
+        if self._artifacts is None or self._artifacts.numpy().tobytes() != found[0]:
+            self._artifacts = torch.frombuffer(bytearray(found[0]), dtype=torch.uint8)

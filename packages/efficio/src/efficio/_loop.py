@@ -149,7 +149,7 @@ class Loop:
         self.schedule.begin(self.live.step)
         self.begin()
         if self.trace is not None:
-            self.trace.begin(self.live.step)
+            self.trace.begin(self.live.step, (name, position))
         if position.epoch >= self.epochs:
             self.notes.tell(
                 f"loop {self.name!r} is complete: {position.epoch} of {self.epochs} epochs are trained"
@@ -168,50 +168,48 @@ class Loop:
         body = derive_seed(session.progress.seed, "loop", self.name, "body", position.epoch)
         live.epoch = position.epoch
         group: list[tuple[Any, int]] = []  # batches and where they begin, for when they have to come again
+
+        def ready(batch: Any, first: int) -> Any:
+            """Start the generators of a body, and make of what the loader gave what the body gets."""
+            seed_generators(derive_seed(body, first), device=device)
+            if transform is not None:
+                batch = transform(batch)
+            if self.converted:
+                self.notes.tell(*try_layout(self.converted, batch, self.policy))
+            return batch
+
         switch("data")
         batches = prefetch(grouped(self.source.iter_from(position), self.accumulated), device)
         try:
-            for (batch, after), place, size in batches:
+            for (raw, after), place, size in batches:
                 switch("train")
                 live.position = position.samples
                 if place == 0:
                     live.group += 1
-                    if live.group_size != size:
-                        live.group_size = size
-                    live.share = 1.0 / size
-                    if group:
-                        group.clear()
-                held = batch if live.recovers or not live.body else None
+                    live.group_size, live.share = size, 1.0 / size
+                    group.clear()
                 if live.part_samples is None:
-                    key = derive_seed(body, position.samples)
-                    seed_generators(key, device=device)
-                    if transform is not None:
-                        batch = transform(batch)
+                    batch = ready(raw, position.samples)
                     if observed:
                         observe(_shape(batch))
-                    if self.converted:
-                        self.notes.tell(*try_layout(self.converted, batch, self.policy))
-                    live.group_ends = place + 1 == size
                     if trace is not None:
                         trace.batch(batch)
+                    live.group_ends = place + 1 == size
                     live.body += 1
-                    if held is not None:
-                        live.batch = batch
-                    live.in_body = True
+                    live.batch, live.in_body = batch, True
                     yield batch
-                    live.in_body = False
+                    live.batch, live.in_body = None, False
                 else:
-                    yield from self._in_parts(batch, place, position.samples, body)
-                if held is not None:
-                    if live.recovers:
-                        group.append((held, position.samples))
-                    held = live.batch = None
+                    yield from self._in_parts(raw, place, position.samples, body, ready)
+                if live.recovers:
+                    group.append((raw, position.samples))
+                del raw
                 while live.failed:
                     if len(group) <= place:
                         raise RuntimeError(
                             "out of memory in a group whose first bodies were not run under run.recover_oom(): use it for each"
                         )
-                    yield from self._again(group, body)
+                    yield from self._again(group, body, ready)
                 switch("data")
                 live.samples += after.samples - position.samples
                 position = after
@@ -223,7 +221,7 @@ class Loop:
                         steps_before = None
                     session.commit(self.name, position, live, batches=done)
                     if trace is not None:
-                        trace.commit(live.step)
+                        trace.commit(live.step, (self.name, position))
                     due = turn(live.step)
                     if (due or live.stop) and self._pause(due):
                         return True
@@ -234,38 +232,43 @@ class Loop:
                 f"epoch {position.epoch} of loop {self.name!r} had no batches: give the loader data"
             )
         self.end_epoch()
-        session.commit(self.name, next_epoch(self.source, position.epoch), live, batches=0)
+        following = next_epoch(self.source, position.epoch)
+        session.commit(self.name, following, live, batches=0)
+        if trace is not None:
+            trace.commit(live.step, (self.name, following))
         return self._pause(turn(live.step))
 
-    def _again(self, group: list[tuple[Any, int]], body: int) -> Generator[Any, None, None]:
+    def _again(
+        self, group: list[tuple[Any, int]], body: int, ready: Callable[[Any, int], Any]
+    ) -> Generator[Any, None, None]:
         """The batches of an accumulation group once more, up to the one that ran out of memory, in smaller parts."""
         self.live.failed = False
         self.live.group += 1
-        for place, (batch, first) in enumerate(group):
-            yield from self._in_parts(batch, place, first, body)
+        for place, (raw, first) in enumerate(group):
+            yield from self._in_parts(raw, place, first, body, ready)
             if self.live.failed:
                 return
 
-    def _in_parts(self, batch: Any, place: int, first: int, body: int) -> Generator[Any, None, None]:
+    def _in_parts(
+        self, raw: Any, place: int, first: int, body: int, ready: Callable[[Any, int], Any]
+    ) -> Generator[Any, None, None]:
         """One batch in bodies of at most `live.part_samples` samples; its augmentation is that of the whole.
 
         Args:
-            batch: As it came from the loader.
+            raw: As it came from the loader.
             place: In its accumulation group.
             first: Samples of the epoch before it.
             body: Key of the bodies of this epoch.
+            ready: Makes of it what a body gets.
         """
-        live, key = self.live, derive_seed(body, first)
-        seed_generators(key, device=self.device)
-        if self.transform is not None:
-            batch = self.transform(batch)
+        live, batch = self.live, ready(raw, first)
         count = batch_samples(batch)
         most = live.part_samples or count
         parts = [batch] if count <= most else split_batch(batch, -(-count // most), samples=count)
+        live.position = first
         for number, part in enumerate(parts):
             if number:
-                seed_generators(derive_seed(key, number), device=self.device)
-            live.position = first
+                seed_generators(derive_seed(body, first, number), device=self.device)
             if self.trace is not None:
                 self.trace.batch(part)
             live.share = (1.0 if len(parts) == 1 else batch_samples(part) / count) / live.group_size
@@ -310,7 +313,7 @@ class Loop:
     def _save(self) -> None:
         previous = self.totals.switch("save")
         try:
-            tried = self.session.save(wait=False)
+            tried = self.session.save(wait=False, queue=self.schedule.is_urgent)
         except CheckpointError as error:
             tried = True
             self.live.failed_saves += 1

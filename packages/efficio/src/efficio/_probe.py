@@ -73,7 +73,8 @@ def probe_batch_size(
     finally:
         stepping.losses = losses
         for field in dataclasses.fields(live):
-            setattr(live, field.name, getattr(before, field.name))
+            if field.name != "group":  # whose numbers must not come twice
+                setattr(live, field.name, getattr(before, field.name))
         if not moved:
             session.changes.settle()
     tell(_finding(found, rates, limit=limit, headroom=headroom))

@@ -85,10 +85,6 @@ class Recovery:
                 "checkpoint counts; make the optimizer with foreach=False, or do less after run.step()"
             )
             return False
-        if live.batch is None:
-            raise RuntimeError(
-                "out of memory in a group whose first bodies were not run under run.recover_oom(): use it for each"
-            ) from error
         size = batch_samples(live.batch)
         if size // 2 < self.floor:
             raise RuntimeError(

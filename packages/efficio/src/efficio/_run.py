@@ -285,7 +285,7 @@ class Run(StepMethods, ToolMethods):
             RuntimeError: Nothing was prepared.
         """
         if self._live.in_body or self._live.evaluations:
-            self._schedule.request()
+            self._schedule.request(urgent=True)
             return False
         if self._session.is_half_way:
             self._notes.tell(

@@ -20,6 +20,9 @@ class Schedule:
         save_every: An int of 1 or more is optimizer steps, text is a duration.
         clock: Seconds from any origin.
 
+    Attributes:
+        is_urgent: Whether the save that was asked for may not be left out for one in flight.
+
     Raises:
         ValueError: `save_every` is neither.
     """
@@ -43,6 +46,7 @@ class Schedule:
         self._turned = self._saved_at = clock()
         self._saved_step = 0
         self._requested = False
+        self.is_urgent = False
 
     def begin(self, step: int) -> None:
         """Start to count anew: a loop begins."""
@@ -71,18 +75,23 @@ class Schedule:
             due = now - self._saved_at >= self._seconds
         return "save" if due or self._requested else None
 
-    def request(self) -> None:
-        """Make the next turn save."""
+    def request(self, *, urgent: bool = False) -> None:
+        """Make the next turn save.
+
+        Args:
+            urgent: What is to be saved is that turn's state and no later one, so that it waits for a save in flight.
+        """
         self._requested = True
+        self.is_urgent |= urgent
 
     def drop_request(self) -> bool:
         """Forget what `request` asked for; whether it was asked and has not been done."""
-        requested, self._requested = self._requested, False
+        requested, self._requested, self.is_urgent = self._requested, False, False
         return requested
 
     def saved(self, step: int, seconds: float) -> None:
         """Note that a save was made, and how long one takes from the call until it is stored."""
         self._turned = self._saved_at = self._clock()
         self._saved_step = step
-        self._requested = False
+        self._requested = self.is_urgent = False
         self._slowest_save = max(self._slowest_save, seconds)

@@ -182,11 +182,9 @@ class Session:
 
     def commit(self, name: str, position: Position, live: Live, *, batches: int) -> None:
         """Move the point that the next checkpoint is taken of to here: the body has finished, an optimizer step is whole."""
-        progress = self.progress
-        progress.loops[name] = position
-        progress.batches[name] = batches
-        progress.step, progress.skipped = live.step, live.skipped
-        progress.part_samples, progress.metrics = live.part_samples, live.metrics
+        self.progress.loops[name] = position
+        self.progress.batches[name] = batches
+        self.take(live)
         self.changes.settle()
 
     def take(self, live: Live) -> None:
@@ -201,12 +199,13 @@ class Session:
         live.step, live.skipped = progress.step, progress.skipped
         live.part_samples, live.metrics = progress.part_samples, progress.metrics
 
-    def save(self, *, wait: bool, always: bool = False) -> bool:
+    def save(self, *, wait: bool, always: bool = False, queue: bool = False) -> bool:
         """Store the state of the last `commit`.
 
         Args:
             wait: Until it is durable; otherwise a save may be skipped while another is being written.
             always: Also when no step was taken since the last save.
+            queue: Wait for a save in flight, and begin this one then; otherwise it is left out.
 
         Returns:
             Whether a checkpoint was begun; False when there is nothing new.
@@ -217,6 +216,8 @@ class Session:
         """
         if self._closed:
             raise RuntimeError(f"a later Run took over the storage {self.place!r}: go on with that one")
+        if queue:
+            self._is_durable(upload=False)
         if not wait and self.saver.status.in_flight_step is not None:
             return False  # before the states are collected for nothing
         point = self.progress.step, dict(self.progress.loops)

@@ -69,8 +69,8 @@ class Stepping:
                 raise ValueError(_MIXED)
             self._plain_group = live.group
             backward(loss, self.scaler, scale=live.share)
-        else:
-            self._backward_weighted(loss, weight)
+        elif not self._backward_weighted(loss, weight):
+            return
         if loss.is_cpu:  # where a number is read at once
             value = loss.item()
             if value - value != 0.0:
@@ -81,14 +81,15 @@ class Stepping:
         if len(seen) >= TOGETHER:
             self.losses.look()
 
-    def _backward_weighted(self, loss: Tensor, weight: float | Tensor) -> None:
+    def _backward_weighted(self, loss: Tensor, weight: float | Tensor) -> bool:
+        """Add the gradients of a loss that counts so much; False where that is nothing, and the loss may be 0 / 0."""
         self._weigh(weight)
         if self._divided:
             self._multiply_back()
-        if (
-            isinstance(weight, Tensor) or weight
-        ):  # a weight of 0 counts for nothing, and its loss may be 0 / 0
-            backward(loss, self.scaler, scale=weight / (self._unit * self._live.group_size))
+        if not isinstance(weight, Tensor) and not weight:
+            return False
+        backward(loss, self.scaler, scale=weight / (self._unit * self._live.group_size))
+        return True
 
     def clip(self, max_norm: float) -> Tensor | None:
         """Clip the gradients of all optimizers together; None before the group is whole."""
@@ -115,6 +116,8 @@ class Stepping:
         for optimizer in chosen:
             stepped &= step_optimizer(optimizer, self.scaler, closure)
             optimizer.zero_grad(set_to_none=True)
+        if self._divided:
+            self._divided = [pair for pair in self._divided if not any(pair[0] is done for done in chosen)]
         self.scaler.update()
         if not stepped:
             live.skipped += 1

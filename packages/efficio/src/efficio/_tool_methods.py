@@ -96,7 +96,7 @@ class ToolMethods:
         """Find out whether a training is exact: train, kill, resume and compare every batch and every tensor.
 
         It is trained four times for so many steps, each time with a new run of the same settings as this one (accumulation,
-        precision, seed, scheduler_interval, deterministic) in a temporary folder: twice without a stop, then up to a
+        precision, seed, scheduler_interval, deterministic, compile_models) in a temporary folder: twice without a stop, then up to a
         SIGKILL in the middle, then resumed with other global seeds. Where processes can be forked and no GPU is in use,
         each is a process of its own, with one thread; else the training is left and begun anew in this process.
 

@@ -11,6 +11,7 @@ import signal
 import sys
 import tempfile
 import traceback
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 
 from efficio_ckpt import rng_state, set_rng_state, snapshot_tree
-from efficio_data import leaves, seed_generators
+from efficio_data import Position, leaves, seed_generators
 
 _WITHOUT_KEYS = (
     "something in the data set, its transforms, the sampler or collate_fn draws where no key reaches: the clock, the system's entropy, a "
@@ -101,18 +102,18 @@ class Trace:
         self._in_child = in_child
         self._batches = hashlib.sha256()
 
-    def begin(self, step: int) -> None:
+    def begin(self, step: int, place: tuple[str, Position]) -> None:
         """A loop goes on: note the state that it begins with."""
-        self._write(step, batch=None)
+        self._write(step, place, batch=None)
 
     def batch(self, batch: Any) -> None:
         """Note what a body gets."""
         for leaf in leaves(batch):
             _feed(self._batches, leaf)
 
-    def commit(self, step: int) -> None:
-        """Note what a step leaves; the last one of the session ends it."""
-        self._write(step, batch=self._batches.hexdigest()[:16])
+    def commit(self, step: int, place: tuple[str, Position]) -> None:
+        """Note what was taken and what it left at a place between two steps; the last step of the session ends it."""
+        self._write(step, place, batch=self._batches.hexdigest()[:16])
         self._batches = hashlib.sha256()
         if step == self._kill_at:
             self._settle()
@@ -122,12 +123,13 @@ class Trace:
         if step >= self._last:
             self._stop()
 
-    def _write(self, step: int, *, batch: str | None) -> None:
+    def _write(self, step: int, place: tuple[str, Position], *, batch: str | None) -> None:
         states = {}
         for name, tree in snapshot_tree(self._objects()).items():
             states.update(_digests(tree, name))
         with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": step, "batch": batch, "state": states}) + "\n")
+            at = [place[0], place[1].epoch, place[1].samples]
+            file.write(json.dumps({"step": step, "place": at, "batch": batch, "state": states}) + "\n")
 
 
 def verify(
@@ -200,20 +202,18 @@ def _compare(
     exact = Verification(True, steps, kill_at, started, killed)
     found = _first_difference(whole, again)
     if found is not None:
-        step, differs = found
         cause = (
             f"Two trainings that were not stopped differ already: {_WITHOUT_KEYS}"
-            if differs == ("batch",)
+            if found.names == ("batch",)
             else "Two trainings that were not stopped differ already, with the same batches: give Run(deterministic=True), or look for a "
             "draw or a clock in the body that is not torch's, NumPy's or Python's own generator"
         )
-        return replace(exact, is_exact=False, step=step, differs=differs, cause=cause)
+        return replace(exact, is_exact=False, step=found.step, differs=found.names, cause=cause)
     found = _first_difference(whole, resumed)
     if found is not None:
-        step, differs = found
-        if differs == ("batch",):
+        if found.names == ("batch",):
             cause = f"The batches after the resume are others: {_WITHOUT_KEYS}"
-        elif resumed and step == started and resumed[0]["state"] != _last_state(whole, started):
+        elif found.is_at_begin:
             cause = (
                 "What was restored is not what was saved: something changes these after run.prepare, or they were made anew; prepare "
                 "them, or change them before"
@@ -223,7 +223,7 @@ def _compare(
                 "The same state and the same batches gave other weights: the body, or an object that is not prepared, remembers something "
                 "that is not stored (a counter, an average, a buffer that is not persistent)"
             )
-        return replace(exact, is_exact=False, step=step, differs=differs, cause=cause)
+        return replace(exact, is_exact=False, step=found.step, differs=found.names, cause=cause)
     last = max((line["step"] for line in resumed), default=0)
     if last < steps:
         cause = f"The resumed training ended after {last} of {steps} steps"
@@ -231,26 +231,30 @@ def _compare(
     return exact
 
 
-def _first_difference(one: list[Any], two: list[Any]) -> tuple[int, tuple[str, ...]] | None:
-    """The first step of the second trace that is not as in the first one, and what differs there."""
-    steps = {line["step"]: line for line in one if line["batch"] is not None}
+@dataclass(frozen=True)
+class _Difference:
+    """Where two traces differ first, in what, and whether that was where a loop began."""
+
+    step: int
+    names: tuple[str, ...]
+    is_at_begin: bool
+
+
+def _first_difference(one: list[Any], two: list[Any]) -> _Difference | None:
+    """What is not in the second trace as it is in the first one, by the places in the data that both passed."""
+    known = {tuple(line["place"]): line for line in one}
     for line in two:
-        step = line["step"]
-        if line["batch"] is None:  # where a loop began
-            expected = _last_state(one, step)
-            if expected is not None and expected != line["state"]:
-                return step, _changed(expected, line["state"])
-        elif step in steps:
-            if steps[step]["batch"] != line["batch"]:
-                return step, ("batch",)
-            if steps[step]["state"] != line["state"]:
-                return step, _changed(steps[step]["state"], line["state"])
+        expected = known.get(tuple(line["place"]))
+        step, is_begin = line["step"], line["batch"] is None
+        if expected is None:
+            if is_begin:
+                continue
+            return _Difference(step, ("batch",), False)  # other batches, as they end elsewhere
+        if not is_begin and expected["batch"] not in (None, line["batch"]):
+            return _Difference(step, ("batch",), False)
+        if expected["state"] != line["state"]:
+            return _Difference(step, _changed(expected["state"], line["state"]), is_begin)
     return None
-
-
-def _last_state(trace: list[Any], step: int) -> Any:
-    states = [line["state"] for line in trace if line["step"] == step]
-    return states[-1] if states else None
 
 
 def _changed(one: Mapping[str, str], two: Mapping[str, str]) -> tuple[str, ...]:
@@ -259,7 +263,10 @@ def _changed(one: Mapping[str, str], two: Mapping[str, str]) -> tuple[str, ...]:
 
 def _in_child(work: Callable[[], None], report: Path) -> None:
     """Run in a forked process, which may be killed."""
-    pid = os.fork()
+    with warnings.catch_warnings():
+        # Python 3.12 warns of threads at each fork; those of torch are not used in the child.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
     if not pid:
         code = 1
         try:

@@ -137,14 +137,15 @@ def bce_note(names: tuple[str, ...]) -> str | None:
 
 
 def weights_alone_hint(place: str) -> str:
-    """How to begin a new run with no more than the weights of a checkpoint that does not fit.
+    """How to begin a new run with no more than those weights of a checkpoint that fit.
 
-    >>> weights_alone_hint("run")[:40]
-    'to begin another run with what fits of i'
+    >>> weights_alone_hint("run")[:47]
+    'to begin another run with those of its weights '
     """
     return (
-        "to begin another run with what fits of its weights, give that run another storage, and before prepare: "
-        f"model.load_state_dict(efficio_ckpt.load_state({place!r})['objects']['model'], strict=False)"
+        "to begin another run with those of its weights that fit, give that run another storage, and before prepare: "
+        f"stored = efficio_ckpt.load_state({place!r})['objects']['model']; own = model.state_dict(); "
+        "model.load_state_dict({k: v for k, v in stored.items() if k in own and own[k].shape == v.shape}, strict=False)"
     )
 
 
